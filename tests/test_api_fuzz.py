@@ -276,7 +276,11 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                  "flash_attention": True, "fused_elementwise": True, "overlap_dp_comm": True,
                  "fused_cross_entropy": True, "fused_adam": True,
                  "flatten_gradients": False, "dtensor": False, "grad_reduce_in_bf16": False,
-                 "adam_moments_in_bf16": False, "cpu_offload_num_layers": 0, "devices": 8,
+                 "adam_moments_in_bf16": False,
+                 "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32", "main_params_dtype": "fp32",
+                 "pipeline_layout": None, "tp_comm_overlap": None,
+                 "cpu_offload_num_layers": 0,
+                 "cuda_graph_impl": "none", "cuda_graph_modules": (), "devices": 8,
                  "platform": FITTED.platform},
             ),
             "compare": (hpgo.compare, {"chosen": PRICE, "other": PRICE}),
@@ -288,6 +292,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 hpgo.MeasuredStep.of,
                 {
                     "transformer": TRANSFORMER, "cluster": GPUS, "predicted": PRICE, "measured_s": PRICE.step_s,
+                    "stack": "default",
                 },
             ),
             "MeasuredStep.from_log": (

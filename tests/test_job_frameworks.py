@@ -238,6 +238,9 @@ def test_a_folder_of_layers_needs_ranks_in_order_and_a_framework(tmp_path: Path)
         jobs.files(llm("deepspeed"), to="torch")
     assert "job-plan.json" in {path.name for path in jobs.save(layers("torch"), tmp_path / "job")}
     assert "job.toml" in jobs.files(layers("torchtitan@0.2"))
+    start = jobs.files(layers("torch"), on="torchrun")["job.sh"].splitlines()[-1]
+    assert start.startswith("exec python3 -m torch.distributed.run --nnodes=2")
+    assert start.endswith("--no-python bash rank.sh")
 
 
 def test_torchtitan_0_2_is_refused_where_it_would_compute_in_fp32() -> None:

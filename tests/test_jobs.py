@@ -113,7 +113,7 @@ def test_the_folder_states_the_whole_model_and_the_plan(kind: str, expected: dic
     assert {"mock-data", "lr", "train-iters", "eval-interval", "eval-iters", "log-interval"} <= set(smoke)
     # Every variable that the data needs is one that the user is asked for.
     assert set(PLACEHOLDERS) <= {line.split("=")[0].removeprefix("export ") for line in texts["env.sh"].splitlines()}
-    assert "megatron" in texts["requirements.txt"]
+    assert "Megatron-LM" in texts["requirements.txt"]
     assert all(f"`{name}`" in texts["README.md"] for name in texts if "/" not in name and name != "README.md")
 
 
@@ -207,13 +207,29 @@ def test_the_check_asks_only_for_variables_that_the_data_uses(place: Path) -> No
 
 def test_a_parser_that_refuses_the_arguments_stops_the_job(place: Path) -> None:
     jobs.save(plan_of("node"), place / "job", on="torchrun")
-    stub(place / "bin", "python3", '[ "$1" = -c ] || { echo "unrecognized arguments" >&2; exit 1; }')
+    stub(place / "bin", "python3", 'echo "unrecognized arguments" >&2; exit 1')
     done = run(place, "bash", "job/job.sh", **filled(place))
     assert done.returncode == 1
     assert "refuses the arguments" in done.stderr
-    stub(place / "bin", "python3", '[ "$1" = -c ] || { echo "note: no six" >&2; exit 3; }')
+    stub(place / "bin", "python3", 'echo "note: no six" >&2; exit 3')
     done = run(place, "bash", "job/check.sh", **filled(place))
     assert (done.returncode, done.stderr) == (0, "note: no six\n")
+
+
+def test_the_check_states_the_version_of_the_sources_without_importing_them(place: Path) -> None:
+    jobs.save(plan_of("node"), place / "job", on="torchrun")
+    (place / "bin/python3").unlink()
+    environment = filled(place, PYTHONPATH="")
+    done = run(place, "bash", "job/check.sh", **environment)
+    assert done.returncode == 1
+    assert "MEGATRON_LM has no sources of Megatron-LM" in done.stderr
+    (place / "megatron/megatron/core").mkdir(parents=True)
+    about = place / "megatron/megatron/core/package_info.py"
+    about.write_text("MAJOR = 0\nMINOR = 12\nPATCH = 1\n", encoding="utf-8")
+    done = run(place, "bash", "job/check.sh", **environment)
+    assert done.returncode == 0, "this folder has no parser, which is no refusal"
+    assert "note: this is Megatron-LM 0.12; tested: 0.16" in done.stderr
+    assert "note: the arguments were not checked here" in done.stderr
 
 
 def launched(place: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -251,6 +267,7 @@ def test_each_rank_gets_the_words_of_its_run(run_name: str, place: Path) -> None
     options = (place / "record.srun").read_text(encoding="utf-8").splitlines()
     mounts = f"--container-mounts={place}/job:{place}/job,/a:/b"
     assert {"--container-image=image with spaces", mounts, "--comment=a b"} <= set(options)
+    assert f"--container-workdir={place}/job" in options
     program, *words = (place / "record").read_text(encoding="utf-8").splitlines()
     assert program == str(place / "megatron/pretrain_gpt.py")
     ends = {"train": "--log-throughput", "smoke": "--log-throughput", "small": "--log-throughput"}

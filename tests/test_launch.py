@@ -673,7 +673,10 @@ def test_the_command_writes_what_the_functions_return(place: Path) -> None:
         "local": ([], {}),
         "torchrun": (["--hosts", "hosts"], {"hosts": ["node-0", "me@node-1"]}),
         "ssh-hosts": (["--hosts", "hosts", "--port", "7"], {"hosts": ["node-0", "me@node-1"], "port": 7}),
-        "slurm": (["--sbatch", "time=9", "--resource", "none"], {"sbatch": ["time=9"], "resource": None}),
+        "slurm": (
+            ["--sbatch", "time=9", "--srun", "comment=a b", "--resource", "none"],
+            {"sbatch": ["time=9"], "srun": ["comment=a b"], "resource": None},
+        ),
         "kubeflow": (["--runtime", "mine"], {"runtime": "mine"}),
         "pytorchjob": (["--image", "me/x:1"], {"image": "me/x:1"}),
         "ray": ([], {}),
@@ -691,6 +694,44 @@ def test_the_command_writes_what_the_functions_return(place: Path) -> None:
         assert told["idle"] == [3]
         if target != "local":
             assert hpgo_launch(*call, "--", "a b").stdout == text
+
+
+@pytest.mark.parametrize("target", ["local", "torchrun", "slurm", "ssh-hosts", "kubeflow", "pytorchjob", "ray"])
+def test_ranks_get_the_variables_of_the_job(target: str, place: Path) -> None:
+    value = "a b $(touch pwned) $HOME 'c'\nd"
+    given = job(nodes(2, 2), python="python-stub", environment={"NCCL_DEBUG": value})
+    text = written(target, given)
+    stub = '#!/bin/sh\nprintf "%s" "$NCCL_DEBUG" > "$RECORD"\n'
+    for name in ("python-stub", "srun"):
+        (place / "bin" / name).write_text(stub, encoding="utf-8")
+        (place / "bin" / name).chmod(0o755)
+    (place / "bin/scontrol").write_text("#!/bin/sh\necho node-0\n", encoding="utf-8")
+    (place / "bin/scontrol").chmod(0o755)
+    if target in {"kubeflow", "pytorchjob"}:
+        # Kubernetes replaces `$(NAME)`, but reads `$$` as a dollar.
+        assert [{"name": "NCCL_DEBUG", "value": value.replace("$", "$$")}] in list(variables_in(yaml.safe_load(text)))
+        return
+    if target == "ray":
+        assert f"'environment': {{'NCCL_DEBUG': {value!r}}}" in text
+        return
+    environment = os.environ | {"RECORD": str(place / "record"), "SLURM_JOB_NODELIST": "node-0"}
+    subprocess.run(["bash", "-c", text, "job.sh", "0"], env=environment, timeout=60, check=True)
+    assert (place / "record").read_text(encoding="utf-8") == value
+    assert not list(place.rglob("pwned"))
+
+
+def variables_in(document: Any) -> list[Any]:
+    """The lists under the key `env`, at any depth."""
+    if isinstance(document, dict):
+        own = [document["env"]] if "env" in document else []
+        return [*own, *(found for value in document.values() for found in variables_in(value))]
+    return [found for value in document for found in variables_in(value)] if isinstance(document, list) else []
+
+
+def test_variables_that_launchers_set_are_refused() -> None:
+    for name, why in (("RANK", "set for each rank"), ("A=B", "no name"), ("", "no name")):
+        with pytest.raises(hpgo.errors.ArgumentError, match=why):
+            job(nodes(2, 2), environment={name: "1"})
 
 
 def test_a_script_named_like_ray_would_hide_it(place: Path) -> None:

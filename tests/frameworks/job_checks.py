@@ -1,6 +1,6 @@
 """Job folders, in the environment of their framework: its own parser takes them, and they train five steps on the CPU.
 
-Two ranks train each folder as `job.sh` starts it, with gloo instead of NCCL.
+Two ranks run the folder's own `smoke.sh`, with gloo instead of NCCL.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ import hpgo
 from hpgo import jobs
 from hpgo.model.arithmetic import Arithmetic
 
-H100 = hpgo.Cluster.preset("h100:1")
+PAIR = hpgo.Cluster.preset("h100:1").first(2)
 HERE = Path(__file__).parent
 STEPS = 5
 LLAMA = hpgo.Transformer(
@@ -80,17 +81,31 @@ if __name__ == "__main__":"""
 """What a user writes into train.py for PyTorch."""
 
 
-def started(folder: Path, script: str, words: str) -> list[float]:
-    """Losses of a folder that was checked and then trained by two ranks, as rank.sh does."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    given = os.environ | {"PATH": path, "JOB_RUN": "smoke", "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-    for command in (
-        ["bash", "check.sh"],
-        ["python3", "-m", "torch.distributed.run", "--nproc-per-node=2", script, *words.split()],
-    ):
-        ended = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout + ended.stderr)
+STUB = """#!/usr/bin/env bash
+case "$1 ${{2:-}}" in
+  "-m torchtitan.train") shift 2; exec {python} {here}/titan_on_cpu.py "$@" ;;
+  "train.py "*) [ {shim} = train.py ] || {{ shift; exec {python} {here}/{shim} "$@"; }} ;;
+esac
+exec {python} "$@"
+"""
+"""The python3 of a job, which starts the framework on the CPU."""
+
+
+def smoked(folder: Path, shim: str = "train.py") -> list[float]:
+    """Losses of a folder's own smoke run, with its check, its ranks and its reading of the log."""
+    stubs = folder / "bin"
+    stubs.mkdir()
+    text = STUB.format(python=shlex.quote(sys.executable), here=shlex.quote(str(HERE)), shim=shim)
+    (stubs / "python3").write_text(text, encoding="utf-8")
+    (stubs / "python3").chmod(0o755)
+    environment = os.environ | {"PATH": f"{stubs}:{os.environ['PATH']}", "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        ["bash", "smoke.sh"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    log = folder / "smoke.log"
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8")) if log.exists() else ""
+    assert ended.returncode == 0, plain[-5000:] + ended.stdout[-1000:] + ended.stderr[-1000:]
+    assert "the job starts and fits" in ended.stdout
     losses = [float(each) for each in re.findall(r"\bstep:? +\d+ .*?loss:? +(-?[\d.]+)", plain)]
     # Ranks without the loss print -1.
     return [each for each in losses if each >= 0]
@@ -99,19 +114,12 @@ def started(folder: Path, script: str, words: str) -> list[float]:
 def trained(target: str) -> str:
     """Each case of a target, as a folder."""
     for model, given in CASES[target]:
-        one = hpgo.estimate_llm(model, H100, devices=2, global_batch_size=8, seq_length=64, **given)
-        plan = hpgo.LlmPlan.of(one, model, H100, framework=target)  # type: ignore[arg-type]
+        one = hpgo.estimate_llm(model, PAIR, global_batch_size=8, seq_length=64, **given)
+        plan = hpgo.LlmPlan.of(one, model, PAIR, framework=target)  # type: ignore[arg-type]
         with tempfile.TemporaryDirectory() as at:
             jobs.save(plan, at, on="torchrun")
-            smoke = " ".join(line for line in (Path(at) / "smoke.txt").read_text().splitlines() if line[0] != "#")
-            rank = (Path(at) / "rank.sh").read_text(encoding="utf-8")
-            # The words of the command in rank.sh that follow the module or the script.
-            command = re.search(
-                r"^exec python3 (?:-m torchtitan\.train|train\.py) ?(.*?) ?\"\$\{arg", rank, re.MULTILINE
-            )
-            assert command is not None
-            script = "titan_on_cpu.py" if "titan" in target else "deepspeed_on_cpu.py"
-            check(started(Path(at), str(HERE / script), f"{command[1]} {smoke}"))
+            shim = "deepspeed_on_cpu.py" if target.startswith("deepspeed") else "train.py"
+            check(smoked(Path(at), shim))
     return f"{len(CASES[target])} job folders, {STEPS} steps each"
 
 
@@ -136,7 +144,7 @@ def trained_layers() -> str:
         jobs.save(plan, at, on="torchrun")
         train = Path(at) / "train.py"
         train.write_text(train.read_text().replace('if __name__ == "__main__":', STAGES.lstrip()), encoding="utf-8")
-        check(started(Path(at), "train.py", "--smoke --steps 5"))
+        check(smoked(Path(at)))
     return f"1 job folder, {STEPS} steps"
 
 

@@ -7,6 +7,8 @@ a kernel.
 from __future__ import annotations
 
 import logging
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,8 @@ CPU.get_device_properties = lambda *_: SimpleNamespace(total_memory=1 << 34)
 CPU.memory_stats = lambda *_: {}
 CPU.get_rng_state, CPU.set_rng_state = torch.get_rng_state, torch.set_rng_state
 
+# `python -m torchtitan.train` finds the modules of the folder in which it starts.
+sys.path.insert(0, str(Path.cwd()))
 torch._utils._get_available_device_type = lambda: "cpu"
 torch._utils._get_device_module = lambda _: CPU
 fully_shard = torch.distributed.fsdp.fully_shard

@@ -188,7 +188,8 @@ ON_LAUNCHER: Any = option(
     "--on",
     type=click.Choice(("slurm", "torchrun", "kubernetes", "ray")),
     default="slurm",
-    help="Launcher of the job folder.  [slurm]",
+    metavar="NAME",
+    help="Launcher of a job: slurm, torchrun, kubernetes or ray.  [slurm]",
 )
 AS_JSON: Any = option("--json", is_flag=True, help="Print the result as JSON.")
 SEED: Any = option(

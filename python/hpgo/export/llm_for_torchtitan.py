@@ -59,6 +59,7 @@ def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         f"global_batch_size = {estimate.global_batch_size}",
         f"local_batch_size = {_local_batch_size(job)}",
         'mixed_precision_param = "bfloat16"',
+        *(['dtype = "bfloat16"'] if config.has_narrow_state else []),
         "",
         "[parallelism]",
         *(f"{key} = {in_toml(value) if isinstance(value, str) else value}" for key, value in _degrees(job).items()),
@@ -92,9 +93,11 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         "training.mixed_precision_param": "bfloat16",
     } | {f"parallelism.{key}": value for key, value in _degrees(job).items()}
     settings["parallelism.enable_sequence_parallel"] = config.sequence_parallel or config.tp == 1
+    if config.has_narrow_state:
+        settings["training.dtype"] = "bfloat16"
+    # torchtitan captures CUDA graphs unless told otherwise, and refuses to start with both them and a pipeline.
+    settings["training.disable_cuda_graphs"] = config.cuda_graph_impl == "none"
     if config.pp > 1:
-        # torchtitan can't capture CUDA graphs of a pipeline. It refuses to start with both.
-        settings["training.disable_cuda_graphs"] = True
         settings["parallelism.pipeline_parallel_schedule"] = _schedule(job)
         settings["parallelism.pipeline_parallel_microbatch_size"] = config.micro_batch_size
     compiled = _compiled(config)
@@ -110,7 +113,12 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         "biases": False, "tied": model.tied,
     }  # fmt: skip
     parts = parts_of(job.counts, "lm_head") if config.pp > 1 else []
-    comments = job.header(CLIPPING, *_split(job), *_unstated(job))
+    graphs = (
+        ["torchtitan's CUDA graphs are off, as estimated: plan with `--fix cuda_graph_impl=full_iteration` to use them"]
+        if config.cuda_graph_impl == "none" and config.pp == 1
+        else []
+    )
+    comments = job.header(CLIPPING, *_split(job), *graphs, *_unstated(job))
     text = module(
         "a plan",
         comments,
@@ -194,11 +202,12 @@ def _compiled(config: ParallelismConfig) -> list[str]:
 
 
 def _overlaps_tp(job: LlmExportJob) -> bool:
-    """Return whether torch.compile overlaps the communication of tensor parallelism, as the plan's stack does."""
+    """Return whether torch.compile overlaps the communication of tensor parallelism, as the plan or its stack does."""
     config = job.config
-    return (
-        job.plan.estimate.stack == _ASYNC_TP and config.tp > 1 and config.sequence_parallel and config.fused_elementwise
-    )
+    if config.tp_comm_overlap is not None:
+        return config.tp > 1 and config.tp_comm_overlap
+    compiled = config.sequence_parallel and config.fused_elementwise
+    return job.plan.estimate.stack == _ASYNC_TP and config.tp > 1 and compiled
 
 
 def _split(job: LlmExportJob) -> list[str]:
@@ -224,8 +233,8 @@ def _degrees(job: LlmExportJob) -> dict[str, int | str]:
     config = job.config
     degrees: dict[str, int | str] = {
         "pipeline_parallel_degree": config.pp,
-        "data_parallel_replicate_degree": 1,
-        "data_parallel_shard_degree": config.dp,
+        "data_parallel_replicate_degree": config.dp_replicate,
+        "data_parallel_shard_degree": config.dp // config.dp_replicate,
         "context_parallel_degree": config.cp,
         "tensor_parallel_degree": config.tp,
     }

@@ -348,6 +348,11 @@ def key_of(device: str) -> str | None:
     return _KEYS.get(_spelt(device))
 
 
+REPORTED_BYTES: Mapping[str, float] = {"a100": 84.98e9, "a100-40": 42.28e9, "h100": 85.02e9, "h200": 150.11e9}
+"""Memory that PyTorch reports of cards whose presets have less, by key of `RATES`: measured on an H100 and an H200
+(research/h100-node.yaml), and the least that public messages on A100s state (79.14 GiB, 39.38 GiB)."""
+
+
 def same_card(one: str, other: str) -> bool:
     """Return whether two names of devices stand for the same card.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# Three blocks of imports, because each kind of plan needs other modules, and unused ones may not be installed.
 MODEL_IMPORTS = """\
 import argparse
 import os
@@ -35,13 +36,18 @@ import time
 import deepspeed
 import torch
 from planned import CONFIG, LAYERS, PlannedPipelineModule"""
+# Without a pipeline every rank is a replica. With one, ranks of a pipeline read the same micro-batches.
 REPLICA = "torch.distributed.get_rank(), torch.distributed.get_world_size()"
 PIPED_REPLICA = "engine.grid.get_data_parallel_rank(), engine.grid.get_data_parallel_world_size()"
+# Synthetic tokens need neither a tokenizer nor data, so the smoke run starts before these are there.
 TEXT_BATCHES = "counting(model_config().vocab_size, replica) if options.smoke else texts(options, replica, replicas)"
+# Without reentrant checkpoints, inputs that need no gradient are allowed, as those of the first layer.
 CHECKPOINTING = """\
     # Each layer is recomputed in backward passes.
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 """
+# Settings are constants of the script and no options, because the learning rate belongs to the optimizer and to the
+# schedule at once.
 TRAIN = '''\
 """Train the planned model with DeepSpeed. Each rank runs this with the environment variables of torchrun."""
 
@@ -122,6 +128,7 @@ __DATASET__
 if __name__ == "__main__":
     main()
 '''
+# DeepSpeed's engine counts calls of step() and updates weights in the last of a global batch only.
 STEP = '''\
 def train_step(engine, batches):
     """Run one step and return the loss of the last micro-batch."""
@@ -153,6 +160,8 @@ def parameters_of_model():
 
 
 '''
+# Blocks are whole models of one layer, so that masks, windows and positions are transformers' own. A layer alone would
+# lose a sliding window, which is in the mask that the model makes.
 PIPED_MODEL = '''\
 def planned_model(settings):
     """Return the layers of MODEL_CONFIG in env.sh, which must be of the planned model, as the plan's pipeline."""
@@ -298,6 +307,7 @@ def batches_of(options, replica, replicas):
     """Yield the replica's micro-batches, as pairs of inputs and targets; synthetic ones with `options.smoke`."""
     raise NotImplementedError("write the micro-batches in train.py")
 '''
+# The parser asks the process group for ranks. On a login node a group would wait for the others, so it gets numbers.
 CHECK = '''\
 """Let DeepSpeed's own parser read the configuration and build the model, without GPUs: check_config.py RANKS WORDS…"""
 

@@ -67,6 +67,7 @@ def files(
     small_plan = reduced(plan) if isinstance(plan, LlmPlan) else None
     small_parts = None if small_plan is None else parts_of(small_plan, target)
     small = None if small_plan is None else job_of(small_plan, parts.title)
+    # The plan comes first: an interrupted write then leaves a folder that the next one recognizes.
     texts = {_plan_name(plan): plan.to_json() + "\n"} | _of_framework(parts)
     if small_plan is not None and small_parts is not None:
         texts |= {f"small/{JOB_PLAN}": small_plan.to_json() + "\n"}
@@ -76,8 +77,8 @@ def files(
     start = launcher(on, job, small, copied, names)
     placeholders = (*parts.placeholders, *start.placeholders)
     return {
-        "README.md": _readme(plan, small_plan, parts, start, on),
         **texts,
+        "README.md": _readme(plan, small_plan, parts, start, on),
         "env.sh": _environment(parts, placeholders),
         "rank.sh": _rank(parts),
         "check.sh": _check(parts, placeholders, start, job, small),
@@ -144,6 +145,7 @@ def save(
     written = []
     for name, text in texts.items():
         to_path = path / name
+        # Only files that users are asked to edit are kept. All others follow from the plan.
         if name in _EDITED and _differs(to_path, text):
             to_path = to_path.with_name(f"{to_path.name}.new")
         make_folder(to_path.parent)
@@ -302,7 +304,6 @@ def _check(
     ]
     ranks = [f"RANKS={job.ranks}"]
     ranks += [] if small is None else [f'[ "${{JOB_RUN:-train}}" != small ] || RANKS={small.ranks}']
-    needs = f"import {parts.needs}" if parts.needs else "pass"
     return _script(
         "# Checks the job before any node is asked for: variables, files, and the arguments by the framework's parser.",
         "# Exit code 2: something is missing. Exit code 1: the framework refuses the arguments.",
@@ -324,10 +325,16 @@ def _check(
                 '  echo "note: ranks run elsewhere, so neither paths nor arguments were checked here" >&2',
                 "  exit 0",
                 "fi",
-                f"if ! python3 -c '{needs}' 2> /dev/null; then",
-                f'  echo "note: python3 has no {parts.needs} here, so the arguments were not checked" >&2',
-                "  exit 0",
-                "fi",
+                *(
+                    [
+                        f"if ! python3 -c 'import {parts.needs}' 2> /dev/null; then",
+                        f'  echo "note: python3 has no {parts.needs} here, so the arguments were not checked" >&2',
+                        "  exit 0",
+                        "fi",
+                    ]
+                    if parts.needs
+                    else []
+                ),
                 *ranks,
                 "export RANKS",
                 *_words(parts),
@@ -383,6 +390,7 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
         "fi",
         '[ -f "$log" ] || { echo "error: there is no $log" >&2; exit 2; }',
         f"""steps=$(grep -cE {in_shell(parts.step_line)} "$log" || true)""",
+        # An out-of-memory error also stops the steps, so look for it first: its hint is the better one.
         'if grep -qiE "out of memory|OutOfMemoryError" "$log"; then',
         '  grep -iE -m 1 "out of memory|OutOfMemoryError" "$log" >&2',
         '  echo "error: a GPU ran out of memory after $steps steps, but the plan estimates: $estimated" >&2',
@@ -412,6 +420,7 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
     )
 
 
+# The hint is printed with $PWD, which single quotes would not expand, so its other characters are escaped instead.
 def _in_double_quotes(text: str) -> str:
     """Return text for the inside of double quotes of bash."""
     return "".join(f"\\{letter}" if letter in '\\"$`' else letter for letter in in_comment(text))

@@ -79,12 +79,22 @@ Exit codes: 1 if it refuses them, 3 if this machine lacks a package of Megatron-
 """
 
 import os
+import re
 import sys
 import types
 import typing
 
 TESTED = {tested}
 ranks, *words = sys.argv[1:]
+# Read the version from the text, because importing Megatron-LM needs packages that this machine may not have.
+about = os.path.join(os.environ["MEGATRON_LM"], "megatron", "core", "package_info.py")
+if not os.path.isfile(about):
+    print(f"error: MEGATRON_LM has no sources of Megatron-LM: there is no {{about}}", file=sys.stderr)
+    sys.exit(1)
+with open(about, encoding="utf-8") as file:
+    version = ".".join(re.findall(r"^(?:MAJOR|MINOR) = (\\d+)", file.read(), re.MULTILINE))
+if version not in TESTED:
+    print(f"note: this is Megatron-LM {{version}}; tested: {{', '.join(TESTED)}}", file=sys.stderr)
 os.environ.update(RANK="0", WORLD_SIZE=ranks, LOCAL_RANK="0")
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 try:
@@ -94,14 +104,11 @@ try:
     # Megatron-LM 0.18 and later are written for Python 3.12, but their parser needs only this of it.
     if not hasattr(typing, "override"):
         typing.override = typing_extensions.override
-    from megatron.core.package_info import MAJOR, MINOR
     from megatron.core.transformer import transformer_config
     from megatron.training import arguments
 except ImportError as error:
     print(f"note: the arguments were not checked here: {{error}}", file=sys.stderr)
     sys.exit(3)
-if f"{{MAJOR}}.{{MINOR}}" not in TESTED:
-    print(f"note: this is Megatron-LM {{MAJOR}}.{{MINOR}}; tested: {{', '.join(TESTED)}}", file=sys.stderr)
 if not torch.cuda.is_available():
     # Machines without a GPU often lack Transformer Engine, too. The ranks will have both.
     device = types.SimpleNamespace(name="GPU", major=9, minor=0, total_memory=0, multi_processor_count=1)
@@ -121,6 +128,7 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
     config = plan.estimate.parallelism
     return JobParts(
         title=f"{target.title} {_MINORS[0]} to {_MINORS[-1]}",
+        # Not `-m pretrain_gpt`: the sources need not be installed, and the script puts its own folder on the path.
         command=("python3", '"$MEGATRON_LM/pretrain_gpt.py"'),
         arguments=("arguments.txt",),
         data=_DATA,
@@ -175,7 +183,6 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
             'export PYTHONPATH="$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}"',
             'python3 check_arguments.py "$RANKS" "${arguments[@]}" > /dev/null',
         ),
-        needs="torch",
         step_line="elapsed time per iteration",
         requirements=_REQUIREMENTS,
         conversion=_CONVERSION,

@@ -162,7 +162,7 @@ def parts_of(plan: LlmPlan | Plan, target: Target) -> JobParts:
             "write the files without scripts: `hpgo export … -o FILE`",
             code="unsupported",
         )
-    # Imported late: each module needs its own exporter only.
+    # Imported late, because each module needs its own exporter only.
     found = FRAMEWORKS.get(f"{target.name}@{target.version}") or FRAMEWORKS[target.name]
     module, function = found.split(":")
     make: Callable[[LlmPlan | Plan, Target], JobParts] = getattr(importlib.import_module(module), function)

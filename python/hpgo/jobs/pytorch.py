@@ -121,6 +121,7 @@ def save(folder, step, modules, mesh):
 if __name__ == "__main__":
     main()
 '''
+# On the meta device stages have no memory, so the largest model is built on a login node, too.
 _CHECK = '''\
 """Build each stage on the meta device, and a batch, without a GPU: check_config.py RANKS WORDS…"""
 

@@ -58,9 +58,9 @@ class Launcher(Record):
 def job_of(plan: LlmPlan | Plan, framework: str) -> LaunchJob:
     """Return the processes of a plan: one for each GPU, node by node, each running `rank.sh`."""
     if isinstance(plan, Plan):
-        python, script = _RANK_COMMAND
-        job = LaunchJob.of(plan, script, python=python)
-        return replace(job, title=f"{job.title}, {framework}")
+        # The interpreter stays python3, which runs torchrun. It does not run rank.sh.
+        job = LaunchJob.of(plan, _RANK_COMMAND[-1])
+        return replace(job, title=f"{job.title}, {framework}", command=_RANK_COMMAND)
     cluster = plan.cluster
     return LaunchJob(
         name=queue_name(plan.transformer.name),
@@ -114,6 +114,7 @@ def _slurm(job: LaunchJob, small: LaunchJob | None, *_: Sequence[str]) -> Launch
     )  # fmt: skip
     texts = {}
     for name, one in _jobs(job, small).items():
+        # Outside of a job the script checks the folder and calls sbatch on itself, so that one command starts it.
         setup = [
             *_FOLDER,
             'if [ -z "${SLURM_JOB_ID:-}" ]; then',
@@ -124,6 +125,8 @@ def _slurm(job: LaunchJob, small: LaunchJob | None, *_: Sequence[str]) -> Launch
             'if [ -n "${CONTAINER_IMAGE:-}" ]; then',
             "  mounts=$folder:$folder${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}",
             '  srun_options+=("--container-image=$CONTAINER_IMAGE" "--container-mounts=$mounts")',
+            # Containers start in the folder of their image, but rank.sh is in the job's.
+            '  srun_options+=("--container-workdir=$folder")',
             "fi",
             'eval "srun_options+=(${SRUN_OPTIONS:-})"',
         ]
@@ -203,6 +206,7 @@ _EDITS = {
 
 
 def _kubernetes(job: LaunchJob, small: LaunchJob | None, files: Sequence[str], names: Sequence[str]) -> Launcher:
+    # A ConfigMap takes the files into the pods, so that no volume has to be shared with this machine.
     texts, pods = {}, {}
     for name, one in _jobs(job, small).items():
         yaml = f"{name.removesuffix('.sh')}.yaml"

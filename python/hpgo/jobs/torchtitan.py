@@ -116,6 +116,7 @@ _IMPORTS = {
     "torchtitan.hf_datasets": ["DatasetConfig"],
     "torchtitan.hf_datasets.text_datasets": ["DATASETS"],
 }
+# Models of the registry keep their own initialization, and new ones get the standard deviation of their configuration.
 _REGISTERED = '''\
 def base():
     """Return torchtitan's own configuration of this model."""
@@ -179,6 +180,7 @@ def norm(width):
     """Return a norm over so many values."""
     return RMSNorm.Config(normalized_shape=width, param_init={"weight": nn.init.ones_})
 '''
+# torchtitan accepts the names of its own data sets only, so job_config.py registers one more, named `text`.
 _DATA = """\
 # Tokenizer, data, checkpoints and steps. Change them here; env.sh sets the variables.
 # job_config.py has the learning rate, the weight decay and the format of the data.
@@ -201,6 +203,8 @@ _SMOKE = """\
 --training.steps {steps}
 --lr_scheduler.warmup_steps 1
 """
+# `update_from_config` refuses sequences longer than RoPE, degrees that do not divide heads, and tied weights in a
+# pipeline.
 _CHECK = '''\
 """Let torchtitan's own parser read a configuration and build the model, without a GPU: check_config.py RANKS WORDS…"""
 

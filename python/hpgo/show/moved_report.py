@@ -13,14 +13,16 @@ from hpgo.base.messages import pluralize
 from hpgo.base.tables import plain
 from hpgo.base.units import format_seconds
 from hpgo.base.validated import Record
-from hpgo.llm.estimate import LlmEstimate, estimate_on
-from hpgo.llm.stack import Stack
+from hpgo.llm.estimate import LlmEstimate, estimate_on, stack_on
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.llm.platform import Platform
     from hpgo.llm.search import LlmPlanSearch
+    from hpgo.llm.stack import Stack
 
 _NOTABLE = 0.01
 """Change of a step time, as a share, that a sentence mentions. Not tuned."""
@@ -37,37 +39,53 @@ class Move(Record):
     rank_after: int | None
 
 
-def moves(before: LlmPlanSearch, after: LlmPlanSearch, platform: Platform | DeviceRecord) -> tuple[Move, ...]:
+def moves(
+    before: LlmPlanSearch,
+    after: LlmPlanSearch,
+    platform: Platform | DeviceRecord,
+    stack: Stack | str | PathLike[str] | None = None,
+) -> tuple[Move, ...]:
     """Return the configurations of both lists, in the order of `after`; those that left the list follow.
 
     Args:
         before: the search without the platform.
         after: the search of the same problem with it.
         platform: the platform, which also estimates configurations that are in one list only.
+        stack: the stack that the searches were asked for; None means the one that the framework implies.
+
+    >>> import hpgo
+    >>> cluster, ask = hpgo.Cluster.preset("h100:1"), {"global_batch_size": 32, "seq_length": 8192}
+    >>> one = hpgo.estimate_llm("llama-3-8b", cluster, tp=2, **ask)
+    >>> step = hpgo.MeasuredStep.of("llama-3-8b", cluster, one, 1.2 * one.step_s)
+    >>> platform = hpgo.fit_platform([step]).platform
+    >>> lists = [hpgo.plan_llm("llama-3-8b", cluster, platform=one, **ask) for one in (None, platform)]
+    >>> first = moves(*lists, platform)[0]
+    >>> first.rank_after, first.after.step_s > first.before.step_s
+    (1, True)
     """
     places_before, places_after = (
         {one.parallelism: place for place, one in enumerate(found.estimates, start=1)} for found in (before, after)
     )
+
+    def estimated(found: LlmPlanSearch, config: ParallelismConfig, place: int | None) -> LlmEstimate:
+        one = found.estimates[0 if place is None else place - 1]
+        if place is not None:
+            return one
+        # It is not in this list, so estimate it as the search did.
+        used = platform if found is after else None
+        batch = {"global_batch_size": one.global_batch_size, "seq_length": one.seq_length}
+        known = stack_on(stack, found.cluster, found.framework.partition("@")[0], used)
+        return estimate_on(found.transformer, found.cluster, config, known, used, **batch)
+
     return tuple(
         Move(
-            _estimated(before, config, places_before.get(config), None),
-            _estimated(after, config, places_after.get(config), platform),
+            estimated(before, config, places_before.get(config)),
+            estimated(after, config, places_after.get(config)),
             places_before.get(config),
             places_after.get(config),
         )
         for config in dict.fromkeys((*places_after, *places_before))
     )
-
-
-def _estimated(
-    found: LlmPlanSearch, config: ParallelismConfig, place: int | None, platform: Platform | DeviceRecord | None
-) -> LlmEstimate:
-    """Return the estimate of a configuration in a list, or under the same conditions if it is not in the list."""
-    one = found.estimates[0 if place is None else place - 1]
-    if place is not None:
-        return one
-    batch = {"global_batch_size": one.global_batch_size, "seq_length": one.seq_length}
-    return estimate_on(found.transformer, found.cluster, config, Stack.named(one.stack), platform, **batch)
 
 
 def lines(moved: tuple[Move, ...], width: int) -> list[str]:

@@ -58,7 +58,7 @@ class CalibrateOptions(Options):
         "--precision", type=click.Choice(get_args(Precision)), metavar="NAME", help="GEMMs in bf16, fp16, fp8 or fp4."
     )
     stack: str | None = option(
-        "--stack", metavar="NAME", help="Software stack of the runs.  [what the framework of the log implies]"
+        "--stack", metavar="NAME|FILE", help="Software stack of the runs.  [what the framework of the log implies]"
     )
     nic_gbit_s: float | None = option("--nic", type=float, metavar="GBIT/S", help="Rate of each NIC of a preset.")
     node: bool = option("--node", is_flag=True, help="Measure this node instead.")

@@ -11,7 +11,14 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.base.messages import shorten
 from hpgo.cli.command import option, takes
-from hpgo.cli.llm.options import TrainingOptions, draw, note_unmeasured, read_platform, shell_words
+from hpgo.cli.llm.options import (
+    TrainingOptions,
+    draw,
+    note_unmeasured,
+    read_platform,
+    same_constants,
+    shell_words,
+)
 from hpgo.cli.plan_options import RESERVE, as_options
 from hpgo.cli.terminal import width
 from hpgo.cli.values import LLM_PLAN_OUT, ON_LAUNCHER, STILL, STILL_ENDINGS, framework_option, is_folder_name, written
@@ -59,7 +66,7 @@ class PlanOptions(TrainingOptions):
     top: int = option(
         "--top", type=click.IntRange(1, 1000), default=10, metavar="N", help="Configurations to list.  [10]"
     )
-    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg .png .pdf .html), or job (FOLDER/).")
+    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg .png .pdf .html) or job (FOLDER/).")
     on: LauncherName = ON_LAUNCHER
     pareto: str | None = option(
         "--pareto", type=STILL, metavar="FILE", help="Draw the Pareto front of step time and memory."
@@ -86,10 +93,10 @@ def command(options: PlanOptions) -> None:
     Examples:
       hpgo llm plan llama-3-70b -c h100:8 -b 256 --seq-length 8192
       hpgo llm plan llama-3-8b -c h100:2 -b 64 --seq-length 8192 --fix tp=2
-      hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o llm-plan.json
-      hpgo llm plan llama-3-8b -c h100:2 -b 64 --seq-length 8192 -o job/
+      hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o job/
     """
     from hpgo.hardware.cluster import Cluster
+    from hpgo.llm.estimate import stack_on
     from hpgo.llm.frameworks import framework_support
     from hpgo.llm.search import plan_llm
     from hpgo.show import moved_report
@@ -138,23 +145,33 @@ def command(options: PlanOptions) -> None:
             facts = {"configurations": found.configurations, "simulated": found.simulated, "framework": found.framework}
             facts |= {"alike": len(found.alike), "best": found.estimates.index(found.best) + 1}
             if before is not None:
-                facts["moves"] = moved_report.document(moved_report.moves(before, found, problem["platform"]))
+                facts["moves"] = moved_report.document(
+                    moved_report.moves(before, found, problem["platform"], options.stack)
+                )
             click.echo(json_text(facts | {"estimates": [document(one) for one in found.estimates]}))
         else:
             place = found.estimates.index(found.best)
             title = "Best configuration" if place == 0 else f"Best configuration (number {place + 1} below)"
-            report = lines(found.best, width(), title=f"{title} for {framework_support(found.framework)[0].label}")
+            title += f" for {framework_support(found.framework)[0].label}"
+            stack = stack_on(options.stack, cluster, found.framework, problem["platform"])
+            report = lines(found.best, width(), title=title, stack=stack)
             saved = [output for output in options.outputs if Path(output).suffix.lower() == ".json"]
             jobs = [output for output in options.outputs if is_folder_name(output)]
             file = shell_words(saved[0] if saved else "llm-plan.json")
-            commands = [f"hpgo llm explain {file}", f"hpgo export {file} --to {found.framework.partition('@')[0]}"]
+            # The plan file holds the name of its stack, which is enough unless the stack is a file.
+            same = same_constants(None if stack.is_known else options.stack, options.platform)
+            commands = [
+                f"hpgo llm explain {file}{same}",
+                f"hpgo export {file} --to {found.framework.partition('@')[0]}",
+            ]
             if jobs:
                 folder = Path(jobs[0])
                 commands = [shell_words("bash", str(folder / "smoke.sh")), shell_words("hpgo", "launch", f"{folder}/")]
             then = "Next:" if saved or jobs else "Save the plan with `-o llm-plan.json`, then:"
             moved = []
             if before is not None:
-                moved = ["", *moved_report.lines(moved_report.moves(before, found, problem["platform"]), width())]
+                moves = moved_report.moves(before, found, problem["platform"], options.stack)
+                moved = ["", *moved_report.lines(moves, width())]
             click.echo("\n".join([*report, "", *listed(found, width()), *moved, *next_commands(commands, then)]))
         note_unmeasured(cluster, problem["platform"])
 
