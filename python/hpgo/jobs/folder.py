@@ -6,6 +6,7 @@ hpgo.jobs.save(plan, "job/", on="slurm")  # writes them
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from hpgo.base.checks import check_is
@@ -116,7 +117,11 @@ def save(
 def check_folder(folder: str | os.PathLike[str]) -> None:
     """Raise ArgumentError if `folder` has files, but is no job folder: they could be mixed up."""
     path = as_path(folder, ArgumentError)
-    if is_folder(path) and not (path / JOB_PLAN).exists() and any(path.iterdir()):
+    others = False
+    # A folder that can't be listed can't be written either, with an error that gives the reason.
+    with suppress(OSError):
+        others = is_folder(path) and not (path / JOB_PLAN).exists() and any(path.iterdir())
+    if others:
         raise ArgumentError(
             f"the folder `{shorten(str(path))}` has other files and no {JOB_PLAN}, so it is no job folder",
             "name a new folder, such as `job/`",
