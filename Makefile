@@ -164,9 +164,9 @@ mutants: build torch
 emulation: build torch
 	$(BIN)/python research/emulation.py --write research/benchmark-tables.md
 
-# VGG-19 in four ways and by a plan, ten minutes on a machine that does nothing else; the table of docs/variants.md.
+# VGG-19 in four ways and by a plan, ten minutes on a machine that does nothing else; the table of research/variants.md.
 variants: build torch
-	$(BIN)/python research/variants.py --search --alone --write docs/variants.md
+	$(BIN)/python research/variants.py --search --alone --write research/variants.md
 
 # Every plan of the reproduction, run by processes that sleep, ten minutes; its table of planned and emulated steps.
 emulated: build torch

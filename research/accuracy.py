@@ -32,7 +32,7 @@ from hpgo.hardware.rates import REPORTED_BYTES, key_of
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, estimate_llm, stages_of
 from hpgo.llm.layer_context import VALUE
-from hpgo.llm.parallelism import ParallelismConfig, RecomputedModule
+from hpgo.llm.parallelism import ParallelismConfig, RecomputedModule, StateDtype
 from hpgo.llm.stack import Stack, stack_of
 from hpgo.llm.step_range import RELATIVE_ERROR, StepKind, kind_of, log_sd
 from hpgo.llm.step_time import PipelineStages
@@ -305,7 +305,9 @@ def _point(row: dict[str, Any]) -> Point:
         tp=row["tp"], sequence_parallel=bool(row["sp"]) and row["tp"] > 1, cp=row["cp"], ep=row["ep"],
         pp=row["pp"], vpp=vpp, dp=row["dp"], micro_batch_size=micro_batch_size,
         recompute="selective" if modules else _RECOMPUTE[row["recompute"]], recompute_modules=modules,
-        adam_moments_in_bf16=_is_of_bridge(row) and held["name"] in _NARROW_MOMENTS, zero_stage=row["zero"],
+        exp_avg_dtype=_moments(row), exp_avg_sq_dtype=_moments(row), zero_stage=row["zero"],
+        tp_comm_overlap=bool(row["tp"] > 1 and row["sp"] and (row.get("tp_overlap") or row.get("async_tp"))) or None,
+        dp_replicate=row["dp"] // (row.get("zero_group") or row["dp"]) if row["zero"] else 1,
         precision=_PRECISIONS.get(row["precision"], row["precision"]), flash_attention=bool(row["flash"]),
         fused_elementwise=not _framework(row).startswith(_UNFUSED),
         overlap_dp_comm=not _framework(row).startswith(_NO_OVERLAP),
@@ -356,6 +358,10 @@ def _adds_up_in_16_bits(row: dict[str, Any]) -> bool:
 
 def _is_of_bridge(row: dict[str, Any]) -> bool:
     return _framework(row).startswith("Megatron-Bridge")
+
+
+def _moments(row: dict[str, Any]) -> StateDtype:
+    return "bf16" if _is_of_bridge(row) and row["model"]["name"] in _NARROW_MOMENTS else "fp32"
 
 
 def _modules(row: dict[str, Any]) -> tuple[RecomputedModule, ...]:
@@ -517,27 +523,22 @@ def pages(points: Sequence[Point], left: Counter[str], kept: dict[str, dict[str,
         *ranges.reliance_section(_counted(steps, ratio)),
         *_goals(platforms, orders, _memory_ratios(points, estimates)),
         *ranges.range_section(_every_left_out(steps, apart, kept), PLATFORMS, *_spreads(apart)),
-        *_summary(platforms, apart),
         *_with_experts(experts, ratio, kept, _trust(apart)),
-        *_in_order(orders),
-        *_worst_memory(points, estimates),
-        *_that_ran(points, estimates),
         *_mechanisms(steps),
         *_METHOD,
     ]
     tables = [
         *_TABLES_HEAD,
         *_constants(kept),
+        *_summary(platforms, apart),
+        *_in_order(orders),
+        *_that_ran(points, estimates),
         *_memory(points, estimates),
         *_left(left),
         *_points(steps, estimates, ratio),
         "",
     ]
     return {PAGE: "\n".join(conclusions), TABLES: "\n".join(tables)}
-
-
-_WORST_SHOWN = 10
-"""Number of memory points on the page of conclusions. Not tuned."""
 
 
 def _head() -> list[str]:
@@ -564,8 +565,9 @@ def _head() -> list[str]:
         ),
         "",
         (
-            "`make accuracy` writes this page. [accuracy-tables.md](../research/accuracy-tables.md) has every step,"
-            " every memory size and the fitted constants. [cost-terms.md](cost-terms.md) explains the terms. No number"
+            "`make accuracy` writes this page. [accuracy-tables.md](../research/accuracy-tables.md) has every step and"
+            " memory size, errors by platform, the order of configurations, and the fitted constants."
+            " [cost-terms.md](cost-terms.md) explains the terms. No number"
             " is corrected by platform."
         ),
         "",
@@ -672,8 +674,8 @@ _VTRAIN = "Three configurations with tp 4 and 8 took 1.3 to 1.9 times the predic
 _REGRET = "In one comparison of three: tp 4 with two stages is chosen, but tp 8 without a pipeline was faster."
 _BLOOM = "Four of the five are 6 to 7 % apart."
 _INTERNLM = (
-    "All five include a step whose optimizer state is sharded over 256 or 1,024 GPUs. It took up to 1.6 times as long"
-    " as the same configuration with fewer shards. No term covers that."
+    "Nine of the twelve include a step whose optimizer state is sharded over 128 to 1,024 GPUs. It took up to 1.6 times"
+    " as long as the same configuration with shards in groups of 8 or 4. No term covers that."
 )
 _MEMORY = (
     "A run of BLOOM with micro-batches of 2, which needed more than the same run with 4. Three others are 11 to 12 %"
@@ -750,8 +752,8 @@ def _summary(platforms: dict[str, Row], apart: dict[str, list[tuple[Point, float
             f"The logarithms of predicted over measured left-out steps have a standard deviation of {within:.2f} around"
             f" the mean of their platform, and these means one of {between:.2f} around 0. So of a single step's"
             " deviation, about half belongs to the platform. `hpgo llm calibrate` fits terms to several steps"
-            " ([llm.md](llm.md#what-a-few-steps-tell)). ZeRO-3 of 2021 is an outdated stack: it is part of no fit and"
-            " no mean."
+            " ([llm.md](../docs/llm.md#what-a-few-steps-tell)). ZeRO-3 of 2021 is an outdated stack: it is part of"
+            " no fit and no mean."
         ),
     ]
     return [*lines, ""]
@@ -1052,21 +1054,6 @@ def _memory_range(points: Sequence[Point], estimates: dict[str, LlmEstimate]) ->
     )
 
 
-def _worst_memory(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[str]:
-    """Return the memory sizes with the largest errors, for the page of conclusions."""
-    rows = sorted(_memory_rows(points, estimates), key=lambda row: -abs(row[0] - 1))
-    return [
-        "## Memory",
-        "",
-        f"Memory of the fullest GPU. {_memory_range(points, estimates)} These {_WORST_SHOWN} are the furthest off:",
-        "",
-        "| point | kind of measurement | measured | predicted | ratio |",
-        "|---|---|---|---|---|",
-        *(row for _, row in rows[:_WORST_SHOWN]),
-        "",
-    ]
-
-
 def _memory_ratios(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> Errors:
     """Return predicted over measured bytes of the fullest GPU."""
     return Errors(
@@ -1102,7 +1089,7 @@ def _returned(point: Point) -> float:
 def _that_ran(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[str]:
     """Return the share of measured configurations that are predicted to fit, and those published as too large."""
     lines = [
-        "### Configurations that ran",
+        "## Configurations that ran",
         "",
         (
             "All of these ran, so all should be predicted to fit. If a release does not state the number format of"

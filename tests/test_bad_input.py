@@ -325,7 +325,7 @@ def test_a_name_as_long_as_the_system_allows_is_written(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(("partition", "--profile", "vgg-19", "--cluster", "dapple-c", "--pin", f"machine0=1-{'9' * 5000}"), "a range"),
+    [(("partition", "--profile", "vgg-19", "--cluster", "dapple-c", "--pin", f"node0=1-{'9' * 5000}"), "a range"),
      (("llm", "explain", "llm-plan.json", "--compare-with", f"tp={'9' * 5000}"), "give a whole number")],
 )  # fmt: skip
 def test_numbers_of_thousands_of_digits_are_told(tmp_path, words, says):

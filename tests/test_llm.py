@@ -39,7 +39,7 @@ from hpgo.llm.memory import (
     saved_activation_bytes,
     stage_memory,
 )
-from hpgo.llm.parallelism import ParallelismConfig, check_batch, check_degrees, stage_layers
+from hpgo.llm.parallelism import ParallelismConfig, StateDtype, check_batch, check_degrees, stage_layers
 from hpgo.llm.step_time import LABELS, LayerCosts, PipelineStages, transfer
 from hpgo.model.transformer import PLAIN
 from hpgo.show.llm_report import lines
@@ -113,15 +113,14 @@ def test_state_of_a_parameter_is_that_of_zero(precision, zero, each, d: int) -> 
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_moments_in_bf16_take_four_bytes_of_a_parameter_less(zero: int, precision) -> None:
-    def optimizer(moments: bool) -> float:
-        one = estimate_config(
-            LLAMA, hpgo.Cluster.preset("h100:1"),
-            ParallelismConfig(zero_stage=zero, precision=precision, adam_moments_in_bf16=moments),
-            global_batch_size=8, seq_length=2048,
-        )  # fmt: skip
+    def optimizer(moments: StateDtype) -> float:
+        config = ParallelismConfig(
+            zero_stage=zero, precision=precision, exp_avg_dtype=moments, exp_avg_sq_dtype=moments
+        )
+        one = estimate_config(LLAMA, hpgo.Cluster.preset("h100:1"), config, global_batch_size=8, seq_length=2048)
         return dict(one.stages[0].memory_bytes)["optimizer"]
 
-    assert optimizer(False) - optimizer(True) == pytest.approx(4 * LLAMA.parameters / (8 if zero else 1))
+    assert optimizer("fp32") - optimizer("bf16") == pytest.approx(4 * LLAMA.parameters / (8 if zero else 1))
 
 
 def test_zero_3_keeps_16_bytes_of_a_share_and_gathers_two_layers() -> None:

@@ -223,8 +223,8 @@ def test_a_training_plan_is_served_with_a_note(engine: str) -> None:
     plan = hpgo.evaluate(model(6), hosts([1.0, 1.0]), [(3, [1]), (5, [0])], global_batch_size=4)
     text = main(plan, engine)
     assert "a training plan" in text
-    assert "stage 0 on machine1: 2 blocks" in text
-    assert "stage 1 on machine0: 4 blocks" in text
+    assert "stage 0 on node1: 2 blocks" in text
+    assert "stage 1 on node0: 4 blocks" in text
 
 
 @pytest.mark.parametrize("name", ["x\ntouch pwned", "`touch pwned`", "'''\nimport os", "$(touch pwned)"])

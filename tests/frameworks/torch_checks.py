@@ -137,7 +137,7 @@ def the_same(case: Case) -> bool:
         assert tuple(module.RANK_OF_STAGE) == case.rank_of_stage
         assert (case.replicas[0], case.share, case.micro_batches) == (
             module.REPLICAS,
-            module.SHARE,
+            module.SAMPLES_PER_REPLICA,
             module.MICRO_BATCHES,
         )
         assert (case.global_batch_size, case.recompute) == (module.GLOBAL_BATCH_SIZE, module.RECOMPUTE)

@@ -44,7 +44,6 @@ _Record = TypeVar("_Record", bound="Options")
 
 _LEFT = 30
 _MORE = "More options"
-_GLUE = "\u00a0"
 _FULL = "hpgo.cli.command.full"
 
 
@@ -163,12 +162,12 @@ class Command(click.Command):
         brief = [] if is_full(ctx) else [name for name, _ in sections.pop(_MORE, [])]
         write_columns(formatter, sections)
         if brief:
-            # Options and their values stay on one line.
-            text = ", ".join(name.replace(" ", _GLUE) for name in brief)
+            # Values and negative forms are left out, so that many options fit on one screen.
+            text = " ".join(next(word for word in name.split() if word.startswith("--")) for name in brief)
             words = ctx.command_path.split(" ", 1)
             with formatter.section(f"{_MORE} (`{' help '.join(words)}` explains them)"):
                 for line in textwrap.wrap(text, formatter.width - formatter.current_indent, break_on_hyphens=False):
-                    formatter.write(f"{'':{formatter.current_indent}}{line.replace(_GLUE, ' ')}\n")
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
 
 class Group(click.Group):

@@ -48,7 +48,7 @@ class ExportJob:
     """The plan of the program; None for a program without a plan."""
     replicas: int
     """Number of replicas of each stage."""
-    share: int
+    samples_per_replica: int
     """Samples of a micro-batch on a replica."""
     gpus_per_device: int
     overlap: bool
@@ -91,7 +91,7 @@ class ExportJob:
             program=runs,
             plan=plan,
             replicas=replicas,
-            share=program.pipeline_micro_batch_size // replicas,
+            samples_per_replica=program.pipeline_micro_batch_size // replicas,
             gpus_per_device=gpus,
             overlap=overlap and (row.overlaps or _sums_each_pass(runs, row)),
             step_s=None,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_shell
 from hpgo.base.units import format_bytes
-from hpgo.export.for_megatron import CLIPPING, layout
+from hpgo.export.for_megatron import CLIPPING
 from hpgo.export.llm_jobs import LlmExportJob
+from hpgo.llm.pipeline_layout import layout_text
 from hpgo.llm.stack import stacks
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def arguments(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         _memory(job),
         _precision(job),
         _overlap(job),
+        _cuda_graphs(job),
         _arithmetic(job),
     )
     words = [
@@ -175,13 +177,15 @@ def _parallel(job: LlmExportJob) -> dict[str, Value]:
     found: dict[str, Value] = {
         "tensor-model-parallel-size": config.tp,
         "sequence-parallel": config.sequence_parallel,
+        "tp-comm-overlap": config.tp > 1 and config.tp_comm_overlap is True,
         "context-parallel-size": config.cp,
         "pipeline-model-parallel-size": config.pp,
     }
     if config.cp > 1:
         found["cp-comm-type"] = _cp_comm_type(job.model)
     if config.pp > 1:
-        found["pipeline-model-parallel-layout"] = layout(job.counts, job.model.further_tokens)
+        planned = layout_text(job.counts, job.model.further_tokens)
+        found["pipeline-model-parallel-layout"] = config.pipeline_layout or planned
     return found
 
 
@@ -209,7 +213,10 @@ def _batch(job: LlmExportJob) -> dict[str, Value]:
 
 def _memory(job: LlmExportJob) -> dict[str, Value]:
     config = job.config
-    found: dict[str, Value] = {"use-distributed-optimizer": config.zero_stage == 1}
+    found: dict[str, Value] = {
+        "use-distributed-optimizer": config.zero_stage == 1,
+        "num-distributed-optimizer-instances": config.dp_replicate if config.dp_replicate > 1 else False,
+    }
     if config.recompute == "selective":
         found["recompute-granularity"] = "selective"
         if config.recompute_modules:
@@ -223,8 +230,14 @@ def _memory(job: LlmExportJob) -> dict[str, Value]:
             "recompute-method": "uniform" if some is None else "block",
             "recompute-num-layers": some or 1,
         }
-    if config.adam_moments_in_bf16:
-        found |= {"use-precision-aware-optimizer": True, "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"}
+    if config.has_narrow_state:
+        found |= {
+            "use-precision-aware-optimizer": True,
+            "exp-avg-dtype": config.exp_avg_dtype,
+            "exp-avg-sq-dtype": config.exp_avg_sq_dtype,
+            "main-params-dtype": config.main_params_dtype,
+            "main-grads-dtype": "bf16" if config.grad_reduce_in_bf16 and config.precision != "fp16" else "fp32",
+        }
     return found | {
         "cpu-offloading": config.cpu_offload_num_layers > 0,
         "cpu-offloading-num-layers": config.cpu_offload_num_layers or False,
@@ -261,6 +274,21 @@ def _overlap(job: LlmExportJob) -> dict[str, Value]:
     return {"overlap-grad-reduce": summed, "overlap-param-gather": summed and config.zero_stage == 1}
 
 
+def _cuda_graphs(job: LlmExportJob) -> dict[str, Value]:
+    impl, modules = job.config.cuda_graph_impl, job.config.cuda_graph_modules
+    if impl == "none":
+        return {}
+    # These names are read by 0.16 to 0.19. From 0.18 on, `--cuda-graph-modules` is the new name of the scope.
+    if impl == "full_iteration":
+        # Checks for NaN wait for the GPU, which a graph can't capture.
+        return {
+            "cuda-graph-impl": "local",
+            "cuda-graph-scope": "full_iteration",
+            "no-check-for-nan-in-loss-and-grad": True,
+        }
+    return {"cuda-graph-impl": impl, "cuda-graph-scope": modules or False}
+
+
 def _notes(job: LlmExportJob) -> list[str]:
     config, model, seq_length = job.config, job.model, job.plan.estimate.seq_length
     notes = [CLIPPING.format("--clip-grad")]
@@ -288,7 +316,9 @@ def _notes(job: LlmExportJob) -> list[str]:
         notes.append("the estimate leaves out the FP8 or FP4 copies of weights that Transformer Engine keeps")
     if config.tp > 1 or config.cp > 1:
         notes.append("before Blackwell, Megatron-LM needs CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment")
-    if config.tp > 1:
+    if config.tp > 1 and config.tp_comm_overlap:
+        notes.append("--tp-comm-overlap needs Userbuffers: MPI, or --tp-comm-bootstrap-backend nccl")
+    if config.tp > 1 and config.tp_comm_overlap is None:
         stack = stacks().get(job.plan.estimate.stack)
         overlaps = stack is not None and stack.tp_exposed < 1 and config.sequence_parallel
         notes.append(

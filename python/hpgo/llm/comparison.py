@@ -14,11 +14,15 @@ from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate
 from hpgo.llm.parallelism import (
     MAX_ZERO,
+    CudaGraphImpl,
+    CudaGraphModule,
+    MainParamsDtype,
     ParallelismConfig,
     PipelineSchedule,
     Precision,
     Recompute,
     RecomputedModule,
+    StateDtype,
 )
 from hpgo.llm.step_range import RELATIVE_ERROR
 
@@ -103,7 +107,8 @@ def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> Paralle
     """Return `config` with other values, by the names of its fields, and adjust the fields that depend on these.
 
     Tensor parallelism above 1 keeps sequence parallelism. A single stage is not interleaved, and another number of
-    stages runs as 1F1B. Layers of the end ranks go back to None if the pipeline changes.
+    stages runs as 1F1B. Layers of the end ranks and layouts go back to None if the pipeline changes, and the choice of
+    layers or modules if recomputation changes.
 
     Raises ArgumentError for unknown names, and for what `ParallelismConfig` refuses.
 
@@ -132,11 +137,13 @@ def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> Paralle
         asked["vpp"] = 2
     # Layers of the end ranks were chosen for one number of ranks and stages, and rarely divide another.
     if "pp" in asked or "vpp" in asked:
-        asked = {"first_rank_layers": None, "last_rank_layers": None} | asked
-    if asked.get("recompute_modules"):
-        asked.setdefault("recompute", "selective")
+        asked = {"first_rank_layers": None, "last_rank_layers": None, "pipeline_layout": None} | asked
+    if asked.get("recompute_modules") and "recompute" not in asked:
+        asked["recompute"] = "selective"
     if "recompute" in asked:
         asked = {"recompute_num_layers": None, "recompute_every": None, "recompute_modules": ()} | asked
+    if asked.get("cuda_graph_impl") in {"none", "full_iteration"}:
+        asked = {"cuda_graph_modules": ()} | asked
     return replace(config, **asked)
 
 
@@ -169,7 +176,11 @@ _SHORT = {"mbs": "micro_batch_size", "sp": "sequence_parallel"}
 _FLAGS = {"yes": True, "true": True, "no": False, "false": False}
 _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute": get_args(Recompute), "precision": get_args(Precision), "pp_schedule": get_args(PipelineSchedule),
+    "cuda_graph_impl": get_args(CudaGraphImpl), "exp_avg_dtype": get_args(StateDtype),
+    "exp_avg_sq_dtype": get_args(StateDtype), "main_params_dtype": get_args(MainParamsDtype),
 }  # fmt: skip
+_LISTS = {"recompute_modules": get_args(RecomputedModule), "cuda_graph_modules": get_args(CudaGraphModule)}
+"""Fields whose values are joined with `+`."""
 _FROM_NONE = ("zero_stage", "cpu_offload_num_layers")
 """Numbers that may be 0. All others are at least 1."""
 _DEFAULTS = {field.name: field.default for field in fields(ParallelismConfig)}
@@ -179,14 +190,15 @@ def _change(name: str, text: str) -> object:
     """Return the value of a field. Raise ArgumentError if the field never has such a value."""
     if name in _CHOICES:
         return choice(name, text, _CHOICES[name])
-    if name == "recompute_modules":
-        known = get_args(RecomputedModule)
+    if known := _LISTS.get(name):
         return () if text == "none" else tuple(choice("module", one.strip(), known) for one in text.split("+"))
     default = _DEFAULTS[name]
-    if isinstance(default, bool):
-        return _FLAGS[choice(f"value of {name}", text, tuple(_FLAGS))]
     if default is None and text == "none":
         return None
+    if name == "pipeline_layout":
+        return text
+    if isinstance(default, bool) or name == "tp_comm_overlap":
+        return _FLAGS[choice(f"value of {name}", text, tuple(_FLAGS))]
     # Ten digits are no degree, and int() would accept thousands of digits.
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else text
     return check_int(
@@ -225,6 +237,8 @@ def differences(config: ParallelismConfig, other: ParallelismConfig) -> str:
 _NONE = {
     "first_rank_layers": "even first rank",
     "last_rank_layers": "even last rank",
+    "pipeline_layout": "no layout",
+    "tp_comm_overlap": "TP overlap of the stack",
     "recompute_num_layers": "recompute all layers",
     "recompute_every": "recompute every layer",
 }
@@ -233,6 +247,8 @@ _NONE = {
 
 def _is_independent(field: str, config: ParallelismConfig, other: ParallelismConfig) -> bool:
     """Return whether a change to None is not implied by another pipeline or another kind of recomputation."""
+    if field == "tp_comm_overlap":
+        return True
     if field in {"recompute_num_layers", "recompute_every"}:
         return other.recompute == "full"
     return (config.pp, config.vpp) == (other.pp, other.vpp)

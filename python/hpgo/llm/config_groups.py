@@ -6,18 +6,22 @@ estimates few of them one by one.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from heapq import heapify, heappop
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from hpgo.base.divisors import divisors
 from hpgo.errors import ArgumentError
 from hpgo.llm.bounds import ALL, NONE, SLACK, Candidate, GroupBounds
 from hpgo.llm.estimate import max_memory_bytes
+from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.layer_split import LayerSplits
-from hpgo.llm.parallelism import MAX_ZERO, check_degrees
+from hpgo.llm.layer_time import LAYER
+from hpgo.llm.parallelism import MAX_ZERO, RecomputedModule, check_degrees
+from hpgo.llm.recompute import MODULES, without_parts
 from hpgo.llm.step_time import LayerCosts, PipelineStages, kinds_of, transfer
 
 if TYPE_CHECKING:
@@ -42,6 +46,8 @@ class ConfigGroup:
     """Kinds of recomputation in the group: of no layers (False), of all layers (True), or both."""
     some: bool
     """Whether some layers of each stage may be recomputed."""
+    dp_replicate: int = 1
+    """Groups of replicas that each hold all shards."""
 
     @cached_property
     def bound_s(self) -> float:
@@ -88,14 +94,14 @@ class ConfigGroup:
             self._config(split.vpp, self.zero_stages[one.zero]),
             first_rank_layers=split.first_rank_layers,
             last_rank_layers=split.last_rank_layers,
-            recompute="full" if one.recomputed == ALL else "none",
+            recompute="full" if one.recomputed == ALL else self.costs.context.config.recompute,
         )
         return PipelineStages(replace(self.costs.context, config=config), self.micro_batches, self.costs)
 
     def _config(self, vpp: int, zero_stage: int) -> ParallelismConfig:
         return replace(
             self.costs.context.config, pp=self.pp, vpp=vpp, pp_schedule=self.splits.schedule, dp=self.dp,
-            zero_stage=zero_stage, recompute="none",
+            zero_stage=zero_stage, dp_replicate=self.dp_replicate,
         )  # fmt: skip
 
     @cached_property
@@ -113,9 +119,23 @@ class ConfigGroup:
 def config_groups(context: LayerContext, global_batch_size: int, space: SearchSpace) -> Iterator[ConfigGroup]:
     """Yield the groups of the search that `hpgo.plan_llm` describes, for a context's model, GPUs and precision."""
     model, gpus, rules, takes = context.model, context.gpus, space.rules, space.takes
+    context = replace(context, config=replace(context.config, **space.settings))
+    base = context.config
+    if space.fixed.get("recompute") == "selective" and not base.recompute_modules:
+        for modules in _module_sets(context):
+            part = replace(space, fixed={**space.fixed, "recompute_modules": modules})
+            yield from config_groups(context, global_batch_size, part)
+        return
     cps = [1 << power for power in range(gpus.count.bit_length())]
     # Flash attention saves no scores, so selective recomputation changes nothing.
     recomputed = [kind == "full" for kind in ("none", "full") if kind in rules.recompute and takes("recompute", kind)]
+    if base.recompute_modules:
+        recomputed = [False] if takes("recompute", "selective") else []
+    # Graphs of layers exclude full recomputation.
+    if base.cuda_graph_impl in {"local", "transformer_engine"}:
+        recomputed = [again for again in recomputed if not again]
+    dp_replicate = space.degree("dp_replicate")
+    is_plain = not base.recompute_modules and base.cuda_graph_impl == "none"
     some = rules.recompute_num_layers and len(recomputed) > 1
     # Frameworks place the layers of models with experts stage by stage.
     make = partial(LayerSplits.from_kinds, kinds_of(model), uneven=rules.uneven_ends, laid_out=bool(model.experts))
@@ -134,7 +154,7 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
             dp = gpus.count // shape.model_parallel_size // pp
             if global_batch_size % dp or not (takes("pp", pp) and takes("dp", dp)):
                 continue
-            if pp > 1 and model.tied and not rules.ties_piped:
+            if (pp > 1 and model.tied and not rules.ties_piped) or dp % dp_replicate:
                 continue
             # An even split may count the embedding and the LM head as a layer each, hence the 2 (`stage_layers`).
             max_vpp = (model.layers + 2) // pp if pp > 1 else 1
@@ -142,12 +162,16 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
             eps = [each for each in divisors(model.experts or 1) if gpus.count // pp % each == 0 and takes("ep", each)]
             sizes = [size for size in divisors(global_batch_size // dp) if takes("micro_batch_size", size)]
             schedules = [
-                name for name in rules.pp_schedules if takes("pp_schedule", name) and (pp > 1 or name == "1f1b")
+                name
+                for name in rules.pp_schedules
+                if takes("pp_schedule", name) and (name == "1f1b" or (pp > 1 and is_plain))
             ]
             for ep, schedule in product(eps, schedules):
                 splits_backward = schedule != "1f1b"
                 vpp = 2 if splits_backward else 1
                 placed = rules.as_run(replace(shape, ep=ep, pp=pp, dp=dp, vpp=vpp, pp_schedule=schedule))
+                if space.settings and rules.broken_degrees(replace(placed, zero_stage=1), tied=model.tied):
+                    continue
                 # No framework recomputes a layer only once if backward passes are split.
                 again = [one for one in recomputed if not (one and splits_backward)]
                 for size in sizes:
@@ -161,7 +185,20 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
                         continue
                     zero_stages = rules.zero_stages_of(placed, micro_batches=micro_batches, experts=bool(model.experts))
                     zero_stages = tuple(stage for stage in zero_stages if takes("zero_stage", stage))
-                    group = partial(ConfigGroup, pp=pp, dp=dp, micro_batches=micro_batches, splits=splits)
+                    if dp_replicate > 1:
+                        # Without experts, the number of replicas of an expert is not used.
+                        whole = not model.experts or placed.expert_dp_size % dp_replicate == 0
+                        zero_stages = tuple(stage for stage in zero_stages if whole and stage in rules.hybrid_stages)
+                    # Of the settings, only the formats of the optimizer state depend on the ZeRO stage.
+                    if base.has_narrow_state:
+                        zero_stages = tuple(
+                            stage for stage in zero_stages
+                            if not rules.broken_degrees(replace(placed, zero_stage=stage), tied=model.tied)
+                        )  # fmt: skip
+                    group = partial(
+                        ConfigGroup, pp=pp, dp=dp, micro_batches=micro_batches, splits=splits,
+                        dp_replicate=dp_replicate,
+                    )  # fmt: skip
                     if alike := tuple(stage for stage in zero_stages if stage < MAX_ZERO):
                         same = ep, size, placed.overlap_dp_comm, placed.fused_elementwise
                         if same not in costs:
@@ -179,10 +216,36 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
                     # and on recomputation (`ParallelismConfig.shape`). So each of these has its own costs and group.
                     for one in again if MAX_ZERO in zero_stages else ():
                         config = replace(
-                            placed, micro_batch_size=size, zero_stage=MAX_ZERO, recompute="full" if one else "none"
-                        )
+                            placed, micro_batch_size=size, zero_stage=MAX_ZERO,
+                            dp_replicate=dp_replicate, recompute="full" if one else base.recompute,
+                        )  # fmt: skip
                         own = LayerCosts.from_context(replace(context, config=config))
                         yield group(own, zero_stages=(MAX_ZERO,), recomputed=(one,), some=False)
+
+
+def _module_sets(context: LayerContext) -> Iterator[tuple[RecomputedModule, ...]]:
+    """Yield sets of modules to recompute: each alone, and the best ones together.
+
+    Modules are ordered by the bytes that a micro-batch saves per second of recomputation, over all layers.
+    """
+    saved: dict[RecomputedModule, float] = {}
+    for name in get_args(RecomputedModule):
+        saved_bytes = repeated_s = 0.0
+        for kind, count in Counter(kinds_of(context.model)).items():
+            one = context.of(kind)
+            passes = {key: term.time(one) for key, term in LAYER.items()}
+            saved_bytes += count * MODULES[name].saved(one, NARROW.get(context.config.precision, VALUE))
+            repeated_s += count * sum(MODULES[name].repeated(one, passes).values())
+        if saved_bytes:
+            saved[name] = saved_bytes / repeated_s
+    order = sorted(saved, key=lambda name: -saved[name])
+    sets = [(name,) for name in order] + [tuple(order[:count]) for count in range(2, len(order) + 1)]
+    for modules in dict.fromkeys(map(without_parts, sets)):
+        try:
+            replace(context.config, recompute="selective", recompute_modules=modules)
+        except ArgumentError:  # CUDA graphs exclude some modules
+            continue
+        yield modules
 
 
 def _fitting(vpps: Iterable[int], schedule: PipelineSchedule, *, whole_rounds: bool) -> Iterator[int]:

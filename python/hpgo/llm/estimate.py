@@ -23,16 +23,21 @@ from hpgo.llm.memory import SAVED, PipelineRankLayers, activations, allocator_ca
 from hpgo.llm.parallelism import (
     DEGREES,
     MAX_ZERO,
+    CudaGraphImpl,
+    CudaGraphModule,
     DegreeError,
+    MainParamsDtype,
     ParallelismConfig,
     PipelineSchedule,
     Precision,
     Recompute,
     RecomputedModule,
+    StateDtype,
     check_batch,
     check_degrees,
     data_degree,
 )
+from hpgo.llm.pipeline_layout import layout_of, parse_layout
 from hpgo.llm.platform import Platform, check_rates
 from hpgo.llm.stack import Stack, StackFramework, stack_of
 from hpgo.llm.step_range import kind_of, log_sd, step_range
@@ -47,7 +52,7 @@ from hpgo.programs.schedule import schedule as build
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from hpgo.llm.layer_time import LayerTime
     from hpgo.model.transformer import Transformer
@@ -187,6 +192,7 @@ def estimate_llm(
     vpp: int = 1,
     first_rank_layers: int | None = None,
     last_rank_layers: int | None = None,
+    pipeline_layout: str | Sequence[int] | None = None,
     pp_schedule: PipelineSchedule = "1f1b",
     cp: int = 1,
     ep: int = 1,
@@ -198,6 +204,7 @@ def estimate_llm(
     recompute_every: int | None = None,
     recompute_modules: Iterable[str] = (),
     sequence_parallel: bool | None = None,
+    tp_comm_overlap: bool | None = None,
     precision: Precision = "bf16",
     flash_attention: bool = True,
     fused_elementwise: bool = True,
@@ -208,7 +215,12 @@ def estimate_llm(
     dtensor: bool = False,
     grad_reduce_in_bf16: bool = False,
     adam_moments_in_bf16: bool = False,
+    exp_avg_dtype: StateDtype = "fp32",
+    exp_avg_sq_dtype: StateDtype = "fp32",
+    main_params_dtype: MainParamsDtype = "fp32",
     cpu_offload_num_layers: int = 0,
+    cuda_graph_impl: CudaGraphImpl = "none",
+    cuda_graph_modules: Iterable[str] = (),
     devices: int | None = None,
     framework: StackFramework | None = None,
     stack: Stack | str | os.PathLike[str] | None = None,
@@ -226,6 +238,8 @@ def estimate_llm(
         vpp: virtual stages per pipeline rank (interleaving).
         first_rank_layers: layers of the first pipeline rank; None means the number that ranks in the middle have.
         last_rank_layers: layers of the last pipeline rank, like `first_rank_layers`.
+        pipeline_layout: layers of each stage, in the words of Megatron-LM's `--pipeline-model-parallel-layout`
+            (`Et*3|(tt|)*29,m|L`), or as numbers (`[7, 8, 9, 8]`); `vpp` then follows from the number of stages.
         pp_schedule: `1f1b`, interleaved if `vpp` is above 1; or with split backward passes `interleaved_zb`, or `zb_v`
             with `vpp` 2.
         cp: context-parallel degree.
@@ -242,6 +256,8 @@ def estimate_llm(
             `layernorm`, `mla_up_proj`, `mlp`, `moe`, `moe_act` or `shared_experts`.
         sequence_parallel: whether tensor-parallel GPUs also divide norms, dropout and residual additions; None means
             yes if `tp` is above 1.
+        tp_comm_overlap: whether GEMMs overlap the communication of sequence parallelism; None means as much as in the
+            software stack.
         precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
         flash_attention: whether attention is one kernel, which saves no scores.
         fused_elementwise: whether elementwise operations are fused.
@@ -251,8 +267,17 @@ def estimate_llm(
         flatten_gradients: whether the optimizer step copies 16-bit gradients into one flat tensor, as DeepSpeed does.
         dtensor: whether DTensor shards matrices and FSDP2 shards replicas, as in torchtitan.
         grad_reduce_in_bf16: whether gradients are accumulated and reduced in 16 bits.
-        adam_moments_in_bf16: whether Adam's moments are stored in 16 bits (Megatron-LM's precision-aware optimizer).
+        adam_moments_in_bf16: whether both of Adam's moments are stored in bf16, instead of `exp_avg_dtype` and
+            `exp_avg_sq_dtype`.
+        exp_avg_dtype: number format of Adam's first moment: `fp32`, `fp16`, `bf16` or `fp8`.
+        exp_avg_sq_dtype: number format of Adam's second moment, like `exp_avg_dtype`.
+        main_params_dtype: number format of the optimizer's copy of the weights: `fp32`, `fp16` or `bf16`; or `none` if
+            it updates 16-bit weights themselves.
         cpu_offload_num_layers: number of layers whose activations wait in CPU memory for the backward pass.
+        cuda_graph_impl: CUDA graphs that replay kernel launches: `none`, of layers (`local`, `transformer_engine`), or
+            of all passes of a step (`full_iteration`).
+        cuda_graph_modules: parts of each layer in its graph: `attn`, `mlp`, `moe_router` or `moe_preprocess`; none of
+            them means the whole layer.
         devices: number of GPUs to use, the first of the cluster; None means all. The data-parallel degree follows.
         framework: framework that trains the model, which implies a software stack on the cluster's device: `megatron`,
             `megatron-bridge`, `nemo`, `torchtitan` or `deepspeed`. Configurations that `megatron`, `torchtitan` or
@@ -274,6 +299,7 @@ def estimate_llm(
     """
     asked: dict[str, Any] = {
         "tp": tp, "pp": pp, "vpp": vpp, "first_rank_layers": first_rank_layers, "last_rank_layers": last_rank_layers,
+        "pipeline_layout": pipeline_layout, "tp_comm_overlap": tp_comm_overlap,
         "pp_schedule": pp_schedule, "cp": cp, "ep": ep,
         "zero_stage": 1 if zero_stage is None else check_int("zero_stage", zero_stage, minimum=0, maximum=MAX_ZERO),
         "dp_replicate": dp_replicate, "micro_batch_size": micro_batch_size,
@@ -282,11 +308,19 @@ def estimate_llm(
         "overlap_dp_comm": overlap_dp_comm, "fused_cross_entropy": fused_cross_entropy, "fused_adam": fused_adam,
         "flatten_gradients": flatten_gradients, "dtensor": dtensor, "grad_reduce_in_bf16": grad_reduce_in_bf16,
         "adam_moments_in_bf16": adam_moments_in_bf16,
+        "exp_avg_dtype": choice("exp_avg_dtype", exp_avg_dtype, get_args(StateDtype)),
+        "exp_avg_sq_dtype": choice("exp_avg_sq_dtype", exp_avg_sq_dtype, get_args(StateDtype)),
+        "main_params_dtype": choice("main_params_dtype", main_params_dtype, get_args(MainParamsDtype)),
         "recompute_modules": tuple(
             choice("recomputed module", one, get_args(RecomputedModule))
             for one in check_list("recompute_modules", recompute_modules)
         ),
         "cpu_offload_num_layers": check_int("cpu_offload_num_layers", cpu_offload_num_layers, minimum=0),
+        "cuda_graph_impl": choice("cuda_graph_impl", cuda_graph_impl, get_args(CudaGraphImpl)),
+        "cuda_graph_modules": tuple(
+            choice("graphed module", one, get_args(CudaGraphModule))
+            for one in check_list("cuda_graph_modules", cuda_graph_modules)
+        ),
     }  # fmt: skip
     model = transformer_of(transformer)
     cluster = cluster_of(cluster)
@@ -299,12 +333,27 @@ def estimate_llm(
     choice("precision", precision, get_args(Precision))
     for name in FLAGS:
         check_flag(name, asked[name])
-    if sequence_parallel is not None:
-        check_flag("sequence_parallel", sequence_parallel)
+    if asked.pop("adam_moments_in_bf16"):
+        for name in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+            if asked[name] not in {"fp32", "bf16"}:
+                raise ArgumentError(
+                    f"adam_moments_in_bf16 is on, but {name} is {asked[name]}",
+                    "leave adam_moments_in_bf16 out",
+                    code="conflict",
+                )
+            asked[name] = "bf16"
+    for name, flag in (("sequence_parallel", sequence_parallel), ("tp_comm_overlap", tp_comm_overlap)):
+        if flag is not None:
+            check_flag(name, flag)
     max_gpus = cluster.devices
     if devices is not None:
         cluster = cluster.first(devices)
     asked |= {name: check_int(name, asked[name]) for name in COUNTS if asked[name] is not None}
+    if pipeline_layout is not None:
+        asked["pipeline_layout"] = layout_of(pipeline_layout, model.further_tokens)
+        stages = len(parse_layout(asked["pipeline_layout"]).counts)
+        if asked["vpp"] == 1 and stages % asked["pp"] == 0:
+            asked["vpp"] = stages // asked["pp"]
     asked["sequence_parallel"] = asked["tp"] > 1 if sequence_parallel is None else sequence_parallel
     try:
         found, config = stack_on(stack, cluster, framework, platform), ParallelismConfig(**asked)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hpgo.base.messages import shorten
 from hpgo.errors import ClusterError
 from hpgo.hardware.rates import rates_of
+from hpgo.llm.validated_features import family
 
 if TYPE_CHECKING:
     from hpgo.hardware.cluster import Cluster, Link
@@ -20,6 +21,7 @@ USUAL_REACHED = 0.76
 """Share of the peak rate that large GEMMs reach on devices without a measurement: the mean of measured devices."""
 _RATED_TOKENS = 8192
 """Tokens of a sequence at which the rate of fused attention is stated."""
+_BLACKWELL = {"B200", "B300", "GB200", "GB300"}
 USUAL_ATTENTION = 0.5
 """Share of the peak rate that fused attention reaches on devices without a measurement."""
 
@@ -76,6 +78,9 @@ class Gpus:
     """Rate between a GPU and CPU memory."""
     attention_ramp_tokens: float = 0.0
     """Tokens by which fused attention's rate rises (`hpgo.hardware.rates.Rates`)."""
+    hides_tp: bool = True
+    """Whether GEMMs that overlap the communication of tensor parallelism hide a part of it. On Blackwell, published
+    steps with this overlap fit best if they hide none."""
 
     def attention_share(self, tokens: float) -> float:
         """Return the rate of fused attention over `tokens` of a sequence, relative to the rate over 8,192 tokens.
@@ -151,6 +156,7 @@ class Gpus:
             processors=rates.processors,
             host_bytes_per_s=rates.host_bytes_per_s,
             attention_ramp_tokens=rates.attention_ramp_tokens,
+            hides_tp=family(device.name) not in _BLACKWELL,
         )
 
     def ring(self, ranks: int, stride: int) -> Ring:

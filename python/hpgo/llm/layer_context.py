@@ -189,6 +189,14 @@ class LayerContext:
         """Whether gradients are accumulated in 16 bits."""
         return self.config.grad_reduce_in_bf16 or self.config.precision == "fp16"
 
+    @property
+    def accumulates_in_16_bits(self) -> bool:
+        """Whether gradients are stored in 16 bits: if they are reduced so, or if the optimizer updates bf16 weights.
+
+        torchtitan's FSDP reduces in fp32 even then, and stores the result in the format of the weights.
+        """
+        return self.reduces_in_16_bits or self.config.main_params_dtype == "none"
+
     def gemm_s(self, rows: float, width: float, terms: float, *, wide: bool = False, count: float = 1) -> float:
         """Return the seconds of `count` equal GEMMs in one kernel, each with `rows` × `width` results of `terms` terms.
 

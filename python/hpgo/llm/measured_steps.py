@@ -39,11 +39,14 @@ _MAX_RATIO = 10.0
 """Largest ratio of measured to predicted step time, or of predicted to measured, that can be a platform. A larger one
 means that the step was described wrongly. Not tuned."""
 _VERSION_KEY, _VERSION = "hpgo_steps", 1
-_FLAGS = ("sequence_parallel", *FLAGS)
+_FLAGS = ("sequence_parallel", "tp_comm_overlap", *FLAGS)
 _COUNTS = (*COUNTS, "devices")
 _FROM_NONE = ("zero_stage", "cpu_offload_num_layers")
-_WORDS = ("pp_schedule", "recompute", "precision")
-_LISTS = ("recompute_modules",)
+_WORDS = (
+    "pp_schedule", "recompute", "precision", "cuda_graph_impl", "exp_avg_dtype", "exp_avg_sq_dtype",
+    "main_params_dtype", "pipeline_layout",
+)  # fmt: skip
+_LISTS = ("recompute_modules", "cuda_graph_modules")
 _WITHOUT_TP_OVERLAP = {"te-hopper": "te-hopper-no-tp-overlap"}
 """Stack of runs whose log states that TP communication is not overlapped, by the stack that it replaces."""
 _KEYS = " ".join(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hpgo.llm.estimate import LlmEstimate
     from hpgo.llm.parallelism import Precision
     from hpgo.llm.platform import Platform
+    from hpgo.llm.search_space import Value
     from hpgo.llm.stack import Stack
     from hpgo.model.transformer import Transformer
     from hpgo.programs.names import LlmFramework
@@ -35,7 +36,7 @@ def llm_pareto_front(
     precision: Precision = "bf16",
     devices: int | None = None,
     framework: LlmFramework = "megatron",
-    fix: dict[str, int | str] | None = None,
+    fix: dict[str, Value] | None = None,
     exclude: Iterable[str] = (),
     reserved_bytes: float = 0.0,
     stack: Stack | str | os.PathLike[str] | None = None,

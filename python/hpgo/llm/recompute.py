@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hpgo.llm.experts import PassTime
     from hpgo.llm.layer_context import LayerContext
-    from hpgo.llm.parallelism import ParallelismConfig
+    from hpgo.llm.parallelism import ParallelismConfig, RecomputedModule
 
 
 class Module(NamedTuple):
@@ -155,9 +155,17 @@ def recomputes_in_vain(config: ParallelismConfig) -> bool:
 _PARTS_OF_EXPERTS = ("moe_act", "shared_experts")
 
 
+def without_parts(names: tuple[RecomputedModule, ...]) -> tuple[RecomputedModule, ...]:
+    """Return modules without those that are parts of another one.
+
+    >>> without_parts(("moe_act", "moe", "layernorm"))
+    ('moe', 'layernorm')
+    """
+    return tuple(name for name in names if not ("moe" in names and name in _PARTS_OF_EXPERTS))
+
+
 def _selected(context: LayerContext) -> list[Module]:
-    names = context.config.recompute_modules
-    return [MODULES[name] for name in names if not ("moe" in names and name in _PARTS_OF_EXPERTS)]
+    return [MODULES[name] for name in without_parts(context.config.recompute_modules)]
 
 
 def dropped_bytes(context: LayerContext, each: float) -> float:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.plan import LlmPlan
+    from hpgo.llm.search_space import Value
     from hpgo.llm.stack import Stack
     from hpgo.llm.step_time import PipelineStages
     from hpgo.programs.names import LlmFramework
@@ -127,7 +128,7 @@ def plan_llm(
     precision: Precision = "bf16",
     devices: int | None = None,
     framework: LlmFramework = "megatron",
-    fix: dict[str, int | str] | None = None,
+    fix: dict[str, Value] | None = None,
     exclude: Iterable[str] = (),
     reserved_bytes: float = 0.0,
     stack: Stack | str | os.PathLike[str] | None = None,
@@ -145,7 +146,8 @@ def plan_llm(
         devices: number of GPUs to use, the first of the cluster; None means all.
         framework: `megatron`, `torchtitan` or `deepspeed`, perhaps with a version: `megatron@0.16`.
         fix: values that all configurations must have: `{"tp": 4, "zero_stage": 1}`; also `cp`, `ep`, `pp`, `vpp`,
-            `pp_schedule`, `dp`, `micro_batch_size` and `recompute`.
+            `pp_schedule`, `dp`, `micro_batch_size` and `recompute`; or settings that the search does not vary, such as
+            `cuda_graph_impl` and `recompute_modules` (docs/llm.md).
         exclude: features to leave out: `["cp"]`, or single values: `["zero_stage=0", "micro_batch_size=1"]`.
         reserved_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
         stack: software stack, by its name or its file; None means the one that `framework` implies on the device.

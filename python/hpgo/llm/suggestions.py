@@ -121,7 +121,7 @@ def with_open(
     found: list[str] = []
     for name in error.degrees:
         if name in space.fixed and name in values:
-            now = int(space.fixed[name])
+            now = space.degree(name)
             fits = [
                 value for value in values[name]
                 if value != now and has_ways(replace(space, fixed={**space.fixed, name: value}))

@@ -2,7 +2,13 @@
 
 An operation takes the maximum of two times: that of its arithmetic at the device's peak, and that of its memory traffic
 at the memory's peak (Williams, Waterman and Patterson, *Roofline*, CACM 2009). No layer reaches the peaks: `efficiency`
-is the fraction that it does reach. docs/profiles.md compares such estimates with measurements.
+is the fraction that it does reach.
+
+DAPPLE measured VGG-19 on a V100 at 32 samples in float32: 51 ms forward and 96 ms backward. The roofline itself
+(`--efficiency 1`) gives 86 and 168 ms. Fast 3 × 3 convolutions (Lavin and Gray, *Fast Algorithms for Convolutional
+Neural Networks*, CVPR 2016) take 0.38 to 0.87 of the roofline, but the first takes 2.4. The first linear layer takes
+0.98. ResNet-50 at 128 samples took 201 ms forward, where the roofline gives about 102. So the default efficiency fits
+ResNet-50, and overestimates VGG-19 by a factor of 3.3.
 """
 
 from __future__ import annotations

@@ -3,6 +3,14 @@
 Nothing replays the simulation. A rank starts an action once the previous one has ended and the action's inputs have
 arrived. Each message carries the time from which it may be used: it first occupies its link, and then arrives after the
 latency. So the step time shows how ranks, messages and gradient reductions really wait for each other.
+
+- A pass starts when its inputs have arrived and the previous pass has ended, and sleeps for its estimated time.
+- A message carries, for each row, the time from which it may be used. Its link is occupied from the end of the sending
+  action, or of the previous message to the same rank if that is later. Then the latency passes. The receiver sleeps
+  until the latest of these times.
+- A gradient reduction begins when the last rank that holds the stage, in either pipeline replica, has ended its last
+  backward pass. The ranks sleep for the estimated times of the reduction and the optimizer.
+- A step begins at a time that the ranks agree on, and ends with the last of them.
 """
 
 from __future__ import annotations

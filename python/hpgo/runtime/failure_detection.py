@@ -3,6 +3,21 @@
 Each rank has two threads beside its work. One writes what the rank does into the launch's store, twice a second, and
 reads what all others have written. The other thread evaluates what was read, so a store that does not answer can't
 block it. A `FailureDetector` finds the rank to blame. A process that starts ranks on its node uses one, too.
+
+With `backend="torch"`, waits within a step are unknown, so another rank of the same step may be named. Ranks never wait
+in a cycle (see `messages`), so the search ends.
+
+The first verdict in the store (`compare_set`) is final, so all ranks name the same one. A rank then has a second to end
+by itself.
+
+- Stopped processes blame no other. A detector that has not run for 1.5 s adds the gap to the time of all ranks, so
+  Ctrl-Z and `fg` do no harm.
+- A process whose lock is held can't run its detector. Python's `faulthandler` ends it `silence_s` and some seconds
+  after `timeout_s`, and prints its stacks.
+- The store is the launcher's. `hpgo run` and torchrun keep it outside of the ranks. Other launchers leave it to rank 0,
+  so its silence means that rank 0 is lost.
+- Restarted ranks may find the store of earlier ones. So a living rank 0 gives all ranks a name that prefixes the keys
+  of the run.
 """
 
 from __future__ import annotations

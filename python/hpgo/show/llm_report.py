@@ -36,7 +36,7 @@ UNCERTIFIED = (
 )
 _VARYING = ("activations", *LATER)
 """Memory columns that also depend on the position of a rank in the pipeline."""
-_SHORT = {"gradients": "grads", "framework_overhead": "overhead"}
+_SHORT = {"gradients": "grads", "framework_overhead": "overhead", "cuda_graph_buffers": "graphs"}
 """Shorter labels of memory columns, so that the table fits into 80 columns."""
 _MIN_SHARE = 5e-4
 """Share of a step below which a term is not listed: it would be shown as 0.0 %."""
@@ -177,7 +177,8 @@ _DEGREES: dict[str, Callable[[ParallelismConfig], object]] = {
     "dp": lambda config: config.dp,
     "ZeRO": lambda config: config.zero_stage,
     "recompute": lambda config: (
-        config.recompute + ("" if config.recompute_num_layers is None else f" {config.recompute_num_layers}")
+        " ".join([config.recompute, *config.recompute_modules])
+        + ("" if config.recompute_num_layers is None else f" {config.recompute_num_layers}")
     ),
     "micro-batch": lambda config: config.micro_batch_size,
 }

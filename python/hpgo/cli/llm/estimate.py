@@ -15,7 +15,15 @@ from hpgo.cli.llm.options import COUNT, TrainingOptions, draw, note_unmeasured, 
 from hpgo.cli.plan_options import as_options
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import LLM_ESTIMATE_OUT, STILL_ENDINGS, written
-from hpgo.llm.parallelism import PipelineSchedule, Recompute, RecomputedModule
+from hpgo.llm.parallelism import (
+    CudaGraphImpl,
+    CudaGraphModule,
+    MainParamsDtype,
+    PipelineSchedule,
+    Recompute,
+    RecomputedModule,
+    StateDtype,
+)
 from hpgo.llm.stack import StackFramework
 
 if TYPE_CHECKING:
@@ -30,16 +38,18 @@ _SECTIONS = {
     "Output": "outputs as_json",
 }
 _BRIEF = (
-    "micro_batch_size devices tokens_per_batch framework platform vpp pp_schedule dp_replicate recompute_every"
-    " first_rank_layers last_rank_layers recompute_num_layers recompute_modules cpu_offload_num_layers"
-    " no_sequence_parallel no_flash_attention no_fused_elementwise no_fused_cross_entropy no_fused_adam"
-    " flatten_gradients dtensor grad_reduce_in_bf16 adam_moments_in_bf16 no_overlap_dp_comm nic_gbit_s"
+    "micro_batch_size devices tokens_per_batch framework platform nic_gbit_s vpp pp_schedule dp_replicate"
+    " first_rank_layers last_rank_layers pipeline_layout recompute_every recompute_num_layers recompute_modules"
+    " cpu_offload_num_layers dtensor tp_comm_overlap no_overlap_dp_comm no_sequence_parallel no_flash_attention"
+    " no_fused_elementwise no_fused_adam no_fused_cross_entropy flatten_gradients grad_reduce_in_bf16"
+    " adam_moments_in_bf16 exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl cuda_graph_modules"
 )
 """Options that `--help` lists by name only, so that it fits on one screen. `hpgo help llm estimate` explains them."""
 _CONFIGURATION = (
-    "framework stack tp pp vpp pp_schedule first_rank_layers last_rank_layers cp ep dp_replicate micro_batch_size"
-    " recompute recompute_num_layers recompute_every"
+    "framework stack tp pp vpp pp_schedule first_rank_layers last_rank_layers pipeline_layout cp ep dp_replicate"
+    " micro_batch_size recompute recompute_num_layers recompute_every"
     " cpu_offload_num_layers precision flatten_gradients dtensor grad_reduce_in_bf16 adam_moments_in_bf16"
+    " exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl tp_comm_overlap"
 )
 """Options that `hpgo.estimate_llm` takes under the same name and with the same value."""
 
@@ -66,6 +76,11 @@ class EstimateOptions(TrainingOptions):
     )
     last_rank_layers: int | None = option(
         "--last-rank-layers", type=COUNT, metavar="N", help="Layers of the last pipeline rank."
+    )
+    pipeline_layout: str | None = option(
+        "--pipeline-layout",
+        metavar="LAYOUT",
+        help="Layers of each stage: 7,8,9,8 or, as in Megatron-LM, Et*3|(tt|)*29,m|L.",
     )
     cp: int = option("--cp", type=COUNT, default=1, metavar="N", help="Context-parallel degree.  [1]")
     ep: int = option("--ep", type=COUNT, default=1, metavar="N", help="Expert-parallel degree.  [1]")
@@ -113,6 +128,23 @@ class EstimateOptions(TrainingOptions):
         metavar="N",
         help="Layers of each stage whose activations wait in CPU memory.  [0]",
     )
+    cuda_graph_impl: CudaGraphImpl = option(
+        "--cuda-graph-impl",
+        type=click.Choice(get_args(CudaGraphImpl)),
+        default="none",
+        metavar="NAME",
+        help=f"CUDA graphs that replay launches: {', '.join(get_args(CudaGraphImpl))}.  [none]",
+    )
+    cuda_graph_modules: str | None = option(
+        "--cuda-graph-modules",
+        metavar="NAME[,…]",
+        help=f"Parts of a layer in its CUDA graph: {', '.join(get_args(CudaGraphModule))}.  [all]",
+    )
+    tp_comm_overlap: bool | None = option(
+        "--tp-comm-overlap/--no-tp-comm-overlap",
+        default=None,
+        help="Overlap the communication of sequence parallelism with GEMMs.  [as the stack]",
+    )
     no_sequence_parallel: bool = option(
         "--no-sequence-parallel", is_flag=True, help="Replicate norms, dropout and residual additions over tp."
     )
@@ -135,7 +167,30 @@ class EstimateOptions(TrainingOptions):
     grad_reduce_in_bf16: bool = option(
         "--grad-reduce-in-bf16", is_flag=True, help="Accumulate and reduce gradients in 16 bits."
     )
-    adam_moments_in_bf16: bool = option("--adam-moments-in-bf16", is_flag=True, help="Store Adam's moments in 16 bits.")
+    adam_moments_in_bf16: bool = option(
+        "--adam-moments-in-bf16", is_flag=True, help="Store both of Adam's moments in bf16."
+    )
+    exp_avg_dtype: StateDtype = option(
+        "--exp-avg-dtype",
+        type=click.Choice(get_args(StateDtype)),
+        default="fp32",
+        metavar="NAME",
+        help=f"Adam's first moment: {join_words(get_args(StateDtype), 'or')}.  [fp32]",
+    )
+    exp_avg_sq_dtype: StateDtype = option(
+        "--exp-avg-sq-dtype",
+        type=click.Choice(get_args(StateDtype)),
+        default="fp32",
+        metavar="NAME",
+        help=f"Adam's second moment: {join_words(get_args(StateDtype), 'or')}.  [fp32]",
+    )
+    main_params_dtype: MainParamsDtype = option(
+        "--main-params-dtype",
+        type=click.Choice(get_args(MainParamsDtype)),
+        default="fp32",
+        metavar="NAME",
+        help="The optimizer's copy of the weights: fp32, fp16, bf16, or none.  [fp32]",
+    )
     no_overlap_dp_comm: bool = option(
         "--no-overlap-dp-comm", is_flag=True, help="Reduce gradients after the last backward pass only."
     )
@@ -221,6 +276,7 @@ def _configuration(options: EstimateOptions) -> dict[str, Any]:
         **{name: getattr(options, name) for name in _CONFIGURATION.split()},
         "zero_stage": None if options.zero_stage is None else int(options.zero_stage),
         "recompute_modules": options.recompute_modules.split(",") if options.recompute_modules else (),
+        "cuda_graph_modules": options.cuda_graph_modules.split(",") if options.cuda_graph_modules else (),
         "sequence_parallel": False if options.no_sequence_parallel else None,
         "flash_attention": not options.no_flash_attention,
         "fused_elementwise": not options.no_fused_elementwise,

@@ -8,6 +8,15 @@
 Times are ms of forward and backward pass together, parameters are bytes of the whole layer, and memory is the MiB that
 a device holds for it. The format is that of Metis' planner (Um et al., USENIX ATC 2024), whose README and
 `data_loader.py` define the numbers.
+
+Values of a file in the profile:
+
+- `tp` and `bs` in its name: `gpus_per_device` and the batch size.
+- `layer_compute_total_ms`, milliseconds of forward and backward pass together: 1/3 is `forward_s`, the rest
+  `backward_s`.
+- `parameters_per_layer_bytes`, bytes of the whole layer: `parameter_bytes`, the shard of one GPU.
+- `layer_memory_total_mb`, MiB on a GPU for the layer: `saved_bytes`, see below.
+- `activation_parameters_bytes`, bytes: `activation_bytes`.
 """
 
 from __future__ import annotations
