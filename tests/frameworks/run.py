@@ -29,11 +29,12 @@ sys.path.append(str(HERE.parents[1] / "research"))
 from pages import fill
 
 CHECKS = {
-    "torch_checks": None,  # in the environment of whoever runs this
+    "torch_checks": (None,),  # in the environment of whoever runs this
     "torchtitan_checks": ("torchtitan-0.3", "torchtitan-0.2"),
     "megatron_checks": ("megatron",),
     "deepspeed_checks": ("deepspeed",),
     "accelerate_checks": ("accelerate",),
+    "job_checks": (None, "torchtitan-0.3", "torchtitan-0.2", "deepspeed"),
 }
 COLUMNS = {
     "target": "target",
@@ -70,7 +71,8 @@ def main(arguments: list[str]) -> int:
     environments.build_all()
     rows = []
     for module, names in CHECKS.items():
-        for python in [Path(sys.executable)] if names is None else map(environments.python, names):
+        for name in names:
+            python = Path(sys.executable) if name is None else environments.python(name)
             began_s = time.monotonic()
             rows += check(module, python)
             Console(stderr=True).print(f"{module} {python.parent.parent.name}: {time.monotonic() - began_s:.0f} s")

@@ -205,6 +205,8 @@ def reasons(case: Case) -> list[str]:
     also = sorted({"waves"} & case.odd)
     if OLD and case.gpus > 1 and case.replicas[0] > 1 and case.ranks == 1 and not case.zero_stage:
         also.append("replicas of a model that tensor parallelism splits")
+    if OLD and case.bits == (16, 32) and case.replicas[0] == 1 and case.ranks * case.gpus > 1:
+        also.append("16 bits without FSDP")
     return refused_by(case, schedules=ONE_CHAIN, whole_models=True, optimizers=FSDP) + also
 
 

@@ -124,7 +124,7 @@ def ways(
 def refused_by(framework: str, case: WayCase) -> list[str]:
     """Why the framework, `NAME` or `NAME@VERSION`, must refuse the way; none if it must not."""
     reasons = []
-    framework = framework.partition("@")[0]
+    framework, _, version = framework.partition("@")
     piped, replicas = case.pp > 1, case.dp * case.cp
     shared = replicas > 1 or (case.model.experts > 0 and case.tp * replicas > case.ep)
     known = {
@@ -145,8 +145,10 @@ def refused_by(framework: str, case: WayCase) -> list[str]:
         reasons.append("degrees")
     if framework != "megatron" and (case.is_uneven or case.ep > 1):
         reasons.append("ends, or experts")
-    if framework == "torchtitan" and case.model.tied and (piped or framework.endswith("0.2")):
+    if framework == "torchtitan" and case.model.tied and (piped or version == "0.2"):
         reasons.append("tied embeddings")
+    if version == "0.2" and replicas == 1 and max(case.tp, case.pp) > 1:
+        reasons.append("16 bits without FSDP")
     if case.model.further_tokens and (framework != "megatron" or case.model.positions):
         reasons.append("further tokens")
     return reasons

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hpgo.export.targets import TargetName
     from hpgo.jobs.scripts import LauncherName
     from hpgo.llm.plan import LlmPlan
+    from hpgo.planning.plans import Plan
 
 _TESTED = ", ".join(f"{target.name}@{target.version}" if target.version else target.name for target in TARGETS)
 
@@ -52,9 +53,9 @@ def command(options: ExportOptions) -> None:
     Frameworks need the same number of replicas for each stage: `hpgo plan --framework NAME` searches for such plans.
     You can run other plans in your own code with `Plan.for_rank`.
 
-    With `-o FILE`, the main file is FILE, and the other files are written next to it. With a folder, or a name that
-    ends in a slash, all files go into it. Without -o, the main file is printed. An LLM plan with a folder becomes a
-    job folder with everything that starts it, which `hpgo launch FOLDER/` runs.
+    With `-o FILE`, the main file is FILE, and the other files are written next to it. Without -o, the main file is
+    printed. With a folder, or a name that ends in a slash, all files go into it. For megatron (LLM plans), torchtitan,
+    deepspeed and torch, it is a job folder with everything that starts the plan, which `hpgo launch FOLDER/` runs.
 
     \b
     Examples:
@@ -86,12 +87,14 @@ def command(options: ExportOptions) -> None:
         click.echo(f"note: the framework also needs {names}; `-o FOLDER/` writes all files", err=True)
 
 
-def _makes_job(read: object, target: TargetName) -> TypeGuard[LlmPlan]:
+def _makes_job(read: object, target: TargetName) -> TypeGuard[LlmPlan | Plan]:
     """Return whether a folder for this plan and target is a job folder."""
-    from hpgo.jobs.parts import FRAMEWORKS
-    from hpgo.llm.plan import LlmPlan
+    from hpgo.jobs.folder import starts_in_order
+    from hpgo.jobs.parts import has_parts
+    from hpgo.planning.plans import Plan
 
-    return isinstance(read, LlmPlan) and find(target).name in FRAMEWORKS
+    row = find(target)
+    return has_parts(read, row) and (not isinstance(read, Plan) or starts_in_order(read, row))
 
 
 def _known(target: TargetName) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hpgo.export.targets import TargetName
     from hpgo.jobs.scripts import LauncherName
     from hpgo.llm.plan import LlmPlan
+    from hpgo.planning.plans import Plan
 
 
 def check_job_folder(folder: str, framework: TargetName) -> None:
@@ -29,7 +30,9 @@ def check_job_folder(folder: str, framework: TargetName) -> None:
     check_folder(folder)
 
 
-def save_job(plan: LlmPlan, folder: str, *, on: LauncherName, command: str = "", to: TargetName | None = None) -> None:
+def save_job(
+    plan: LlmPlan | Plan, folder: str, *, on: LauncherName, command: str = "", to: TargetName | None = None
+) -> None:
     """Write a job folder, and print which files of the user were kept."""
     from hpgo import jobs
 

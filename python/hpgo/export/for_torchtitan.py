@@ -71,6 +71,13 @@ def toml(given: object, target: Target, place: Place) -> dict[str, str]:
             code="unsupported",
         )
     kept = precision.torchtitan(job)
+    if kept == "bfloat16" and job.replicas == 1 and job.ranks * job.gpus_per_device > 1:
+        raise ArgumentError(
+            f"{target.label} computes in fp32 with tp or pp unless FSDP shards weights over replicas, but the plan has"
+            f" one replica and {job.optimizer}",
+            "plan with `--optimizer adam-fp32`, or use `--to torchtitan@0.3`",
+            code="unsupported",
+        )
     lines = [
         *(f"# {line}" for line in job.header(CLIPPING, *_notes(job))),
         "[training]",

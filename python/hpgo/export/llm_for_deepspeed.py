@@ -30,7 +30,9 @@ _CHECK = '''
 
 def check_model(config):
     """Raise ValueError if a key of a Hugging Face `config` has another value than in MODEL."""
-    found = {name: getattr(config, name) for name in MODEL if getattr(config, name, None) is not None}
+    rope = getattr(config, "rope_parameters", None) or {}  # since transformers 5
+    found = {name: getattr(config, name, rope.get(name)) for name in MODEL}
+    found = {name: value for name, value in found.items() if value is not None}
     wrong = [f"{name} is {value}, not {MODEL[name]}" for name, value in found.items() if value != MODEL[name]]
     if wrong:
         raise ValueError(f"this plan is for another model: {', '.join(wrong)}")

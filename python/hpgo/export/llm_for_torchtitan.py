@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_toml
-from hpgo.errors import ArgumentError
 from hpgo.export.for_torchtitan import CLIPPING, ORDER, module, parts_of
 from hpgo.export.llm_jobs import LlmExportJob
 from hpgo.llm.parallelism import MAX_ZERO
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
     from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.llm.plan import LlmPlan
+    from hpgo.model.transformer import Transformer
 
 _FLAVOURS: dict[tuple[int, ...], str] = {
     (32, 4096, 32, 8, 14336, 128256): "8B",
@@ -36,25 +36,21 @@ _REGISTRY: dict[tuple[int, ...], tuple[str, str, str]] = {
 }
 """Package, registry function and flavor in torchtitan 0.3.0, by the key of `_FLAVOURS`, head width, head norms and tied
 embeddings."""
-_REPLACED = {
+REPLACED = {
     "405B": "bfloat16, as planned, not its float8",
     "1B": "its own configuration is for 8B",
     "3B": "its own configuration is for 8B",
 }
 """Flavors that the registry function does not return, with the reason. The module then sets the model itself."""
+_ASYNC_TP = "torchtitan-async-tp"
+"""Stack whose estimates overlap the communication of tensor parallelism with GEMMs."""
 
 
 def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     """Return the sections of a job's TOML, for 0.2."""
     job = LlmExportJob.of(plan, target, place)
     config, estimate = job.config, job.plan.estimate
-    if config.tp > 1 and not config.sequence_parallel:
-        raise ArgumentError(
-            f"{target.label} always uses sequence parallelism with tp above 1, but the plan does not",
-            "plan with sequence parallelism, or use `--to torchtitan@0.3`",
-            code="unsupported",
-        )
-    flavour = _FLAVOURS.get(_shape(job))
+    flavour = _FLAVOURS.get(_shape(job.model))
     lines = [
         *(f"# {line}" for line in job.header(CLIPPING, *_notes(job))),
         *(["[model]", 'name = "llama3"', f'flavor = "{flavour}"', ""] if flavour else []),
@@ -77,7 +73,7 @@ def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
             *(f"  [{', '.join(map(in_toml, part))}]," for part in parts_of(job.counts, "output")),
             "]",
         ]
-    lines += ["enable_async_tensor_parallel = true"] if config.tp > 1 and config.tp_comm_overlap else []
+    lines += ["enable_async_tensor_parallel = true"] if _overlaps_tp(job) else []
     # Compile exactly the parts that the estimate assumes to be fused.
     compiled = _compiled(config)
     lines += ["", "[compile]", f"enable = {str(bool(compiled)).lower()}"]
@@ -108,7 +104,7 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     settings["config.compile.enable"] = bool(compiled)
     if len(compiled) == 1:
         settings["config.compile.components"] = compiled
-    if config.tp > 1 and config.tp_comm_overlap:
+    if _overlaps_tp(job):
         settings["config.compile.enable_async_tensor_parallel"] = True
     model = job.model
     shape: dict[str, int] = {
@@ -137,16 +133,24 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     return {place.main or "planned.py": text} | _beside(job)
 
 
-def _shape(job: LlmExportJob) -> tuple[int, ...]:
-    model = job.model
+def _shape(model: Transformer) -> tuple[int, ...]:
     return model.layers, model.hidden, model.heads, model.kv_heads, model.ffn, model.vocab
+
+
+def registered(model: Transformer) -> tuple[str, str, str] | None:
+    """Return package, registry function and flavor of torchtitan 0.3.0 for a model; None if it has none of this shape.
+
+    >>> from hpgo.model.transformer_presets import TRANSFORMERS
+    >>> registered(TRANSFORMERS["llama-3-70b"])
+    ('llama3', 'llama3_70b', '70B')
+    """
+    return _REGISTRY.get((*_shape(model), model.head_dim, model.head_norms, model.tied))
 
 
 def _start(job: LlmExportJob) -> list[str]:
     """Return lines of the user's module that start from torchtitan's own configuration of the model, if it has one."""
     model = job.model
-    found = _REGISTRY.get((*_shape(job), model.head_dim, model.head_norms, model.tied))
-    if found is None:
+    if (found := registered(model)) is None:
         kind = "qwen3" if model.head_norms else "llama3"
         return [
             "def mine():",
@@ -155,7 +159,7 @@ def _start(job: LlmExportJob) -> list[str]:
         ]
     package, function, flavour = found
     lines = [f"from torchtitan.models.{package}.config_registry import {function}"]
-    why = _REPLACED.get(flavour)
+    why = REPLACED.get(flavour)
     if why:
         lines.insert(0, f"from torchtitan.models.{package} import model_registry")
     lines += ["", "def mine():", f"    config = {function}()"]
@@ -177,7 +181,7 @@ def _beside(job: LlmExportJob) -> dict[str, str]:
 
 
 def _notes(job: LlmExportJob) -> list[str]:
-    layers, dim, heads, keys, ffn, words = _shape(job)
+    layers, dim, heads, keys, ffn, words = _shape(job.model)
     shape = (
         f"the model must have {layers} layers, hidden size {dim}, {heads} heads, {keys} KV heads, FFN size {ffn} and a"
         f" vocabulary of {words}"
@@ -197,13 +201,26 @@ def _compiled(config: ParallelismConfig) -> list[str]:
     ]
 
 
+def _overlaps_tp(job: LlmExportJob) -> bool:
+    """Return whether torch.compile overlaps the communication of tensor parallelism, as the plan or its stack does."""
+    config = job.config
+    if config.tp_comm_overlap is not None:
+        return config.tp > 1 and config.tp_comm_overlap
+    compiled = config.sequence_parallel and config.fused_elementwise
+    return job.plan.estimate.stack == _ASYNC_TP and config.tp > 1 and compiled
+
+
 def _split(job: LlmExportJob) -> list[str]:
-    """Return a note if layers are not compiled because backward passes are split."""
-    return (
-        ["layers are not compiled: backward passes of compiled ones can't be split"]
-        if job.config.splits_backward
-        else []
-    )
+    """Return notes on what is not compiled, and on what torch.compile therefore does not overlap."""
+    config, notes = job.config, []
+    if config.splits_backward:
+        notes.append("layers are not compiled: backward passes of compiled ones can't be split")
+    if job.plan.estimate.stack == _ASYNC_TP and config.tp > 1 and not _overlaps_tp(job):
+        notes.append(
+            "asynchronous tensor parallelism needs compiled layers and sequence parallelism: the estimate overlaps the"
+            " communication of tensor parallelism with GEMMs, but this job does not"
+        )
+    return notes
 
 
 def _local_batch_size(job: LlmExportJob) -> int:

@@ -59,8 +59,10 @@ class LlmExportJob:
             estimate.parallelism, micro_batches=estimate.micro_batches, experts=bool(model.experts), tied=model.tied
         )
         if why:
+            # A name alone means the latest version, whose rules may differ.
+            named = row.name if framework_support(row.name)[0] == row else target.framework
             raise ArgumentError(
-                f"{row.title} {why}", f"plan for it: `hpgo llm plan … --framework {row.name}`", code="unsupported"
+                f"{row.title} {why}", f"plan for it: `hpgo llm plan … --framework {named}`", code="unsupported"
             )
         return cls(target, place, row, plan)
 

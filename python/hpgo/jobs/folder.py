@@ -16,33 +16,37 @@ from hpgo.base.messages import join_words, pluralize, shorten
 from hpgo.base.quoting import in_comment, in_shell
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.errors import ArgumentError
-from hpgo.export.targets import find
+from hpgo.export.jobs import ExportJob
+from hpgo.export.targets import Place, find
 from hpgo.jobs.parts import SMOKE_STEPS, Variable, parts_of
 from hpgo.jobs.reduced import reduced
 from hpgo.jobs.scripts import MEMORY_LINE, TITLES, job_of, launcher
 from hpgo.llm.measured_steps import JOB_LOG, JOB_PLAN
 from hpgo.llm.plan import LlmPlan
+from hpgo.planning.plans import Plan
 
 if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-    from hpgo.export.targets import TargetName
+    from hpgo.export.targets import Target, TargetName
     from hpgo.jobs.parts import JobParts, Placeholder
     from hpgo.jobs.scripts import Launcher, LauncherName
     from hpgo.launch.job import LaunchJob
 
+LAYER_PLAN = "job-plan.json"
+"""Name of the plan in a job folder if it is no plan of a transformer. Users call theirs `plan.json`."""
 _HEAD = "#!/usr/bin/env bash"
 _HERE = 'cd "$(dirname "${BASH_SOURCE[0]}")"'
 
 
 def files(
-    plan: LlmPlan, *, to: TargetName | None = None, on: LauncherName = "slurm", command: str = ""
+    plan: LlmPlan | Plan, *, to: TargetName | None = None, on: LauncherName = "slurm", command: str = ""
 ) -> dict[str, str]:
     """Return the files of a job folder that runs `plan`: texts by path in the folder.
 
     Args:
-        plan: a plan of a transformer.
+        plan: a plan of a transformer, or of layers.
         to: framework that runs it; None is the one that it was made for.
         on: launcher of the processes: slurm, torchrun, kubernetes or ray.
         command: command line that made the plan, for what the smoke run suggests next.
@@ -55,15 +59,17 @@ def files(
     >>> [name for name in files(plan) if name.endswith(".sh")]
     ['env.sh', 'rank.sh', 'check.sh', 'smoke.sh', 'job.sh', 'small.sh']
     """
-    check_is("the plan", plan, LlmPlan, "make one with `hpgo llm plan`")
-    target = find(cast("TargetName", plan.framework) if to is None else to)
+    check_is("the plan", plan, LlmPlan | Plan, "make one with `hpgo llm plan` or `hpgo plan`")
+    target = find(_framework_of(plan) if to is None else to)
     parts = parts_of(plan, target)
     job = job_of(plan, parts.title)
-    small_plan = reduced(plan)
+    if isinstance(plan, Plan):
+        _check_places(plan, target)
+    small_plan = reduced(plan) if isinstance(plan, LlmPlan) else None
     small_parts = None if small_plan is None else parts_of(small_plan, target)
     small = None if small_plan is None else job_of(small_plan, parts.title)
     # The plan comes first: an interrupted write then leaves a folder that the next one recognizes.
-    texts = {JOB_PLAN: plan.to_json() + "\n"} | _of_framework(parts)
+    texts = {_plan_name(plan): plan.to_json() + "\n"} | _of_framework(parts)
     if small_plan is not None and small_parts is not None:
         texts |= {f"small/{JOB_PLAN}": small_plan.to_json() + "\n"}
         texts |= {f"small/{name}": text for name, text in _of_framework(small_parts, train=False).items()}
@@ -83,8 +89,43 @@ def files(
     }
 
 
+def _framework_of(plan: LlmPlan | Plan) -> TargetName:
+    """Return the framework that a plan was made for. Raise ArgumentError if it was made for none."""
+    if isinstance(plan, LlmPlan):
+        return cast("TargetName", plan.framework)
+    if plan.restriction is None:
+        raise ArgumentError(
+            "the plan was made for no framework", "name one, such as `--to torch`, or plan with `--framework torch`"
+        )
+    name, version = plan.restriction.framework, plan.restriction.version
+    return cast("TargetName", f"{name}@{version}" if version else name)
+
+
+def starts_in_order(plan: Plan, target: Target) -> bool:
+    """Return whether each rank is on the device of its number, where the scripts of a job folder start it.
+
+    Raises the errors of an export.
+    """
+    return not ExportJob.of(plan, target, Place()).by_rank
+
+
+def _check_places(plan: Plan, target: Target) -> None:
+    if not starts_in_order(plan, target):
+        raise ArgumentError(
+            f"the plan leaves devices idle, or its stages are not on the devices in order, but {target.title} starts a"
+            " rank on each device in order",
+            "write the files with `hpgo export … -o planned.py`, and start the ranks by ranks.csv; or plan with all"
+            f" devices and `--framework {target.name}`",
+            code="unsupported",
+        )
+
+
+def _plan_name(plan: LlmPlan | Plan) -> str:
+    return JOB_PLAN if isinstance(plan, LlmPlan) else LAYER_PLAN
+
+
 def save(
-    plan: LlmPlan,
+    plan: LlmPlan | Plan,
     folder: str | os.PathLike[str],
     *,
     to: TargetName | None = None,
@@ -117,13 +158,15 @@ def save(
 def check_folder(folder: str | os.PathLike[str]) -> None:
     """Raise ArgumentError if `folder` has files, but is no job folder: they could be mixed up."""
     path = as_path(folder, ArgumentError)
+    plans = (JOB_PLAN, LAYER_PLAN)
     others = False
     # A folder that can't be listed can't be written either, with an error that gives the reason.
     with suppress(OSError):
-        others = is_folder(path) and not (path / JOB_PLAN).exists() and any(path.iterdir())
+        others = is_folder(path) and not any((path / name).exists() for name in plans) and any(path.iterdir())
     if others:
         raise ArgumentError(
-            f"the folder `{shorten(str(path))}` has other files and no {JOB_PLAN}, so it is no job folder",
+            f"the folder `{shorten(str(path))}` has other files and no {join_words(plans, 'or')}, so it is no job"
+            " folder",
             "name a new folder, such as `job/`",
             code="conflict",
         )
@@ -314,8 +357,10 @@ def _conditional(used: str, call: str) -> str:
     return f"if {used.removesuffix(' && ')}; then {call}; fi" if used else call
 
 
-def _smoke(plan: LlmPlan, small: LlmPlan | None, parts: JobParts, start: Launcher, command: str) -> str:
-    again = command or "hpgo llm plan MODEL -c CLUSTER -b N --seq-length N"
+def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: Launcher, command: str) -> str:
+    llm = isinstance(plan, LlmPlan)
+    usual = "hpgo llm plan MODEL -c CLUSTER -b N --seq-length N" if llm else "hpgo plan PROFILE --cluster CLUSTER"
+    again = command or usual
     reduced_run = [] if small is None else ["#   --small  the reduced model on one node"]
     return _script(
         f"# Runs {SMOKE_STEPS} steps with synthetic data, and reads the log: does the job start, and does it fit?",
@@ -367,10 +412,16 @@ def _smoke(plan: LlmPlan, small: LlmPlan | None, parts: JobParts, start: Launche
         f"""grep -E {in_shell(parts.step_line)} "$log" | tail -n 3""",
         f"""grep -E {in_shell(MEMORY_LINE)} "$log" | tail -n 4 || true""",
         'echo "estimated: $estimated"',
-        'echo "Next, where hpgo is installed:"',
-        'folder=$(dirname "$log")',
-        'printf "  hpgo llm calibrate %q -o platform.yaml\\n" "$folder/"',
-        f"echo {in_shell(f'  {again} --platform platform.yaml')}",
+        *(
+            [
+                'echo "Next, where hpgo is installed:"',
+                'folder=$(dirname "$log")',
+                'printf "  hpgo llm calibrate %q -o platform.yaml\\n" "$folder/"',
+                f"echo {in_shell(f'  {again} --platform platform.yaml')}",
+            ]
+            if llm
+            else []
+        ),
     )
 
 
@@ -380,7 +431,11 @@ def _in_double_quotes(text: str) -> str:
     return "".join(f"\\{letter}" if letter in '\\"$`' else letter for letter in in_comment(text))
 
 
-def _estimated(plan: LlmPlan) -> str:
+def _estimated(plan: LlmPlan | Plan) -> str:
+    if isinstance(plan, Plan):
+        most_bytes = max(group.memory.total_bytes for group in plan.groups)
+        step = f"step {format_seconds(plan.step_s)}, {plan.samples_per_s:.4g} samples/s"
+        return f"{step}, {format_bytes(most_bytes)} on the fullest device"
     estimate = plan.estimate
     return (
         f"step {format_seconds(estimate.step_s)}, {estimate.tokens_per_s_per_gpu:,.0f} tokens/s/GPU,"
@@ -388,9 +443,15 @@ def _estimated(plan: LlmPlan) -> str:
     )
 
 
-def _readme(plan: LlmPlan, small: LlmPlan | None, parts: JobParts, start: Launcher, on: LauncherName) -> str:
-    estimate = plan.estimate
-    needed = [one for one in (*parts.placeholders, *start.placeholders) if one.needed != "never"]
+def _readme(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: Launcher, on: LauncherName) -> str:
+    if isinstance(plan, LlmPlan):
+        title = f"{in_comment(plan.transformer.name)} on {in_comment(plan.estimate.cluster)}"
+        named, command = f"{plan.estimate.parallelism.named()}. ", "llm explain"
+    else:
+        title = f"{in_comment(plan.profile)} on {in_comment(plan.cluster)}"
+        named, command = f"{pluralize(len(plan.stages), 'stage')}. ", "evaluate"
+    # A value that is there by default is none to write.
+    needed = [one for one in (*parts.placeholders, *start.placeholders) if one.needed != "never" and not one.default]
     rows = [
         *((file.name, file.holds) for file in parts.files),
         *([("data.txt", "data, checkpoints and learning rate: change them here")] if parts.data else []),
@@ -401,7 +462,7 @@ def _readme(plan: LlmPlan, small: LlmPlan | None, parts: JobParts, start: Launch
         ("rank.sh", "what each rank runs"),
         *((name, holds) for name, _, holds in start.files),
         ("requirements.txt", "versions of the framework that were tested"),
-        (JOB_PLAN, "the plan, for `hpgo llm explain` and other commands"),
+        (_plan_name(plan), f"the plan, for `hpgo {command}` and other commands"),
         *([("small/", "the reduced model")] if small is not None else []),
     ]
     reduced_note = (
@@ -420,9 +481,9 @@ def _readme(plan: LlmPlan, small: LlmPlan | None, parts: JobParts, start: Launch
     conversion = ["", "## Start from a Hugging Face checkpoint", "", "```sh", parts.conversion, "```"]
     return "\n".join(
         [
-            f"# {in_comment(plan.transformer.name)} on {in_comment(estimate.cluster)} with {parts.title}",
+            f"# {title} with {parts.title}",
             "",
-            f"{estimate.parallelism.named()}. Estimated: {_estimated(plan)}.",
+            f"{named}Estimated: {_estimated(plan)}.",
             "",
             f"1. Write the values into {join_words(['`env.sh`', *(f'`{name}`' for name in start.edited)], 'and')}:"
             f" {', '.join(one.name for one in needed)}."

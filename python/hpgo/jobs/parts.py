@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from hpgo.export.targets import Target
     from hpgo.llm.plan import LlmPlan
+    from hpgo.planning.plans import Plan
 
 PlaceholderKind = Literal["text", "file", "folder", "prefix", "path"]
 """What `check.sh` accepts: any text; an existing file, folder, prefix of files, or file or folder."""
@@ -110,27 +111,59 @@ class JobParts(Record):
     """Sentences for README.md: what the user has to know before the start."""
 
 
-FRAMEWORKS: Mapping[str, str] = MappingProxyType({"megatron": "hpgo.jobs.megatron:parts"})
-"""`module:function` that makes the parts, by the name of the framework. A new framework needs a row and its module."""
+FRAMEWORKS: Mapping[str, str] = MappingProxyType(
+    {
+        "megatron": "hpgo.jobs.megatron:parts",
+        "torchtitan@0.2": "hpgo.jobs.torchtitan_02:parts",
+        "torchtitan": "hpgo.jobs.torchtitan:parts",
+        "deepspeed": "hpgo.jobs.deepspeed:parts",
+        "torch": "hpgo.jobs.pytorch:parts",
+    }
+)
+"""`module:function` that makes the parts, by the name of the framework, or by name and version if versions differ."""
+_NAMES = tuple(dict.fromkeys(name.partition("@")[0] for name in FRAMEWORKS))
+_LLM_ONLY, _LAYERS_ONLY = ("megatron",), ("torch",)
+"""Frameworks whose job folders are for plans of transformers only, and for other plans only."""
+
+
+def has_parts(plan: object, target: Target) -> bool:
+    """Return whether there are job folders for this kind of plan and this framework."""
+    # Imported late: `hpgo.llm` is large.
+    from hpgo.llm.plan import LlmPlan
+    from hpgo.planning.plans import Plan
+
+    if target.name not in _NAMES:
+        return False
+    if isinstance(plan, LlmPlan):
+        return target.name not in _LAYERS_ONLY
+    return isinstance(plan, Plan) and target.name not in _LLM_ONLY
 
 
 def check_supported(target: Target) -> None:
     """Raise ArgumentError for a framework without job folders."""
-    if target.name not in FRAMEWORKS:
+    if target.name not in _NAMES:
         raise ArgumentError(
             f"job folders are not supported for {target.title}",
-            f"use {join_words(list(FRAMEWORKS), 'or')}, or name a file for `-o`",
+            f"use {join_words(_NAMES, 'or')}, or name a file for `-o`",
             code="unsupported",
         )
 
 
-def parts_of(plan: LlmPlan, target: Target) -> JobParts:
+def parts_of(plan: LlmPlan | Plan, target: Target) -> JobParts:
     """Return the parts of a job folder for `plan`.
 
-    Raises ArgumentError for a framework without job folders, and the errors of an export.
+    Raises ArgumentError for a framework without job folders of such plans, and the errors of an export.
     """
     check_supported(target)
+    if not has_parts(plan, target):
+        kind = "layers" if target.name in _LLM_ONLY else "transformers"
+        raise ArgumentError(
+            f"job folders for plans of {kind} are not supported for {target.title}",
+            "write the files without scripts: `hpgo export … -o FILE`",
+            code="unsupported",
+        )
     # Imported late, because each module needs its own exporter only.
-    module, function = FRAMEWORKS[target.name].split(":")
-    make: Callable[[LlmPlan, Target], JobParts] = getattr(importlib.import_module(module), function)
+    found = FRAMEWORKS.get(f"{target.name}@{target.version}") or FRAMEWORKS[target.name]
+    module, function = found.split(":")
+    make: Callable[[LlmPlan | Plan, Target], JobParts] = getattr(importlib.import_module(module), function)
     return make(plan, target)

@@ -15,6 +15,7 @@ from hpgo.base.quoting import in_shell
 from hpgo.base.validated import Record
 from hpgo.jobs.parts import Placeholder
 from hpgo.launch.job import JobNode, LaunchJob, queue_name
+from hpgo.planning.plans import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,8 +55,12 @@ class Launcher(Record):
     """Where the log of the training is, for README.md."""
 
 
-def job_of(plan: LlmPlan, framework: str) -> LaunchJob:
+def job_of(plan: LlmPlan | Plan, framework: str) -> LaunchJob:
     """Return the processes of a plan: one for each GPU, node by node, each running `rank.sh`."""
+    if isinstance(plan, Plan):
+        # The interpreter stays python3, which runs torchrun. It does not run rank.sh.
+        job = LaunchJob.of(plan, _RANK_COMMAND[-1])
+        return replace(job, title=f"{job.title}, {framework}", command=_RANK_COMMAND)
     cluster = plan.cluster
     return LaunchJob(
         name=queue_name(plan.transformer.name),

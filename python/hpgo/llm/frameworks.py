@@ -93,6 +93,10 @@ class FrameworkSupport(Record):
     """Whether embeddings may be tied. Always True for models that the user brings."""
     ties_piped: bool = True
     """Whether embeddings may be tied if there is a pipeline."""
+    bf16_by_fsdp: bool = False
+    """Whether tensor and pipeline parallelism compute in fp32 unless FSDP shards weights, over dp or cp."""
+    sequence_parallel_only: bool = False
+    """Whether tensor parallelism always includes sequence parallelism."""
     widens_by_zero: bool = False
     """Whether gradients of 16-bit weights accumulate in 32 bits only with ZeRO, or with a single replica."""
     context_needs_flash: bool = False
@@ -174,6 +178,11 @@ class FrameworkSupport(Record):
         """
         if why := self.broken_degrees(config, tied=tied):
             return why
+        if self._loses_bf16(config):
+            return (
+                f"computes in fp32 with tp or pp unless FSDP shards weights, but tp is {config.tp}, pp is {config.pp}"
+                " and dp × cp is 1"
+            )
         if experts and config.expert_dp_size % config.dp_replicate:
             return (
                 f"shards experts in as many groups as other weights, but {config.expert_dp_size} replicas of an expert"
@@ -211,6 +220,8 @@ class FrameworkSupport(Record):
              (f"shards in groups of replicas with ZeRO stage {join_words(self.hybrid_stages, 'or') or 'none'}, but"
               f" dp_replicate is {config.dp_replicate} with ZeRO stage {config.zero_stage}")),
             (config.vpp > 1 and not self.vpp, f"supports one stage per pipeline rank, but vpp is {config.vpp}"),
+            (config.tp > 1 and not config.sequence_parallel and self.sequence_parallel_only,
+             f"always uses sequence parallelism with tp, but tp is {config.tp} without it"),
             (schedule not in self.pp_schedules,
              f"supports pipeline schedule {join_words(self.pp_schedules, 'or')}, not {schedule}"),
             (config.splits_backward and config.fused_elementwise,
@@ -243,6 +254,9 @@ class FrameworkSupport(Record):
         )  # fmt: skip
         return next((why for is_broken, why in rules if is_broken), None)
 
+    def _loses_bf16(self, config: ParallelismConfig) -> bool:
+        return self.bf16_by_fsdp and config.dp_cp_size == 1 and max(config.tp, config.pp) > 1
+
     def _runs_state(self, config: ParallelismConfig) -> bool:
         """Return whether the framework can store the optimizer state in the formats of `config`."""
         copy = config.main_params_dtype
@@ -271,11 +285,15 @@ class FrameworkSupport(Record):
     ) -> tuple[int, ...]:
         """Return the ZeRO stages of a configuration that the cost model covers; only 0 if no weight has replicas.
 
+        Empty if the framework does not run the configuration at all.
+
         `experts` selects models with experts, which may have replicas even if other weights have none.
 
         >>> [TORCHTITAN.zero_stages_of(ParallelismConfig(dp=2), micro_batches=count) for count in (1, 4)]
         [(2, 3), (3,)]
         """
+        if self._loses_bf16(config):
+            return ()
         # Without replicas nothing can be sharded, and listing equal configurations once is enough.
         if max(config.dp_cp_size, config.expert_dp_size if experts else 1) == 1:
             return (0,)
@@ -343,8 +361,9 @@ gathered in each pass (3); with a pipeline they stay gathered for the step. It r
 backward passes. DualPipeV is left out: torchtitan runs the two passes of its pairs one after the other, so its
 additional memory gains nothing. Llama and Qwen3 tie embeddings only without a pipeline
 (`Decoder.Config.update_from_config`, 0.3.0)."""
-TORCHTITAN_02 = replace(TORCHTITAN, ties=False, cuda_graphs=("none",))
-"""torchtitan 0.2, which ties the embeddings of Qwen3 only, and selects that model by name."""
+TORCHTITAN_02 = replace(TORCHTITAN, ties=False, cuda_graphs=("none",), bf16_by_fsdp=True, sequence_parallel_only=True)
+"""torchtitan 0.2, which ties the embeddings of Qwen3 only. With tp or pp, only FSDP computes in bf16
+(`maybe_enable_amp` in `distributed/utils.py`, 0.2.2)."""
 DEEPSPEED = FrameworkSupport(
     zero_stages=(0, 1, 2, 3),
     zero_stages_with_pp=(0, 1),

@@ -1,0 +1,65 @@
+"""torchtitan's own `torchtitan.train` on the CPU, for a job folder: titan_on_cpu.py WORDS…
+
+torchtitan asks CUDA for the device and its memory, FSDP for a sum that divides, which gloo lacks, and FlexAttention for
+a kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._utils
+import torch.distributed.fsdp
+
+CPU = SimpleNamespace(**{name: getattr(torch.cpu, name) for name in dir(torch.cpu) if not name.startswith("__")})
+CPU.get_device_name = lambda *_: "CPU"
+CPU.current_device = lambda *_: 0
+CPU.device_count = lambda: 1
+CPU.set_device = CPU.reset_peak_memory_stats = CPU.empty_cache = lambda *_: None
+CPU.get_device_properties = lambda *_: SimpleNamespace(total_memory=1 << 34)
+CPU.memory_stats = lambda *_: {}
+CPU.get_rng_state, CPU.set_rng_state = torch.get_rng_state, torch.set_rng_state
+
+# `python -m torchtitan.train` finds the modules of the folder in which it starts.
+sys.path.insert(0, str(Path.cwd()))
+torch._utils._get_available_device_type = lambda: "cpu"
+torch._utils._get_device_module = lambda _: CPU
+fully_shard = torch.distributed.fsdp.fully_shard
+
+
+def by_sums(module: Any, **options: Any) -> Any:
+    """`fully_shard`, with gradients that are summed and then divided."""
+    sharded = fully_shard(module, **options)
+    for one in module if isinstance(module, list) else [module]:
+        one.set_force_sum_reduction_for_comms(True)
+    return sharded
+
+
+torch.distributed.fsdp.fully_shard = by_sums
+
+
+def plain_attention() -> None:
+    """FlexAttention as PyTorch's scaled dot-product attention, in torchtitan 0.3. All sequences are one document."""
+    try:
+        from torchtitan.models.common import attention
+    except ImportError:
+        return
+    attention.FlexAttention.Config.build = lambda _, **options: attention.ScaledDotProductAttention.Config().build(
+        **options
+    )
+    from torchtitan.models.common.decoder import Decoder
+
+    Decoder.get_attention_masks = lambda *_, **__: None
+
+
+if __name__ == "__main__":
+    logging.getLogger().setLevel(logging.INFO)
+    plain_attention()
+    from torchtitan import train
+
+    train.main(train.Trainer) if "0.2" in train.__file__ else train.main()

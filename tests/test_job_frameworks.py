@@ -1,0 +1,267 @@
+"""Job folders for torchtitan, DeepSpeed and PyTorch: their modules parse, and say what the plan says.
+
+The frameworks' own code reads and trains them in tests/frameworks/job_checks.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from refusals import refused
+
+import hpgo
+from hpgo import export, jobs
+from hpgo.export.targets import find
+from hpgo.jobs.deepspeed import hugging_face
+from hpgo.jobs.parts import FRAMEWORKS, parts_of
+from hpgo.model.arithmetic import RopeScaling
+from hpgo.model.transformer_presets import TRANSFORMERS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+H100 = hpgo.Cluster.preset("h100:1")
+LLAMA = TRANSFORMERS["llama-3-8b"]
+HOSTILE = 'x"""\nimport os; os._exit(3)\n\'; touch pwned; "$(touch pwned)" `touch pwned`'
+TARGETS = ("torchtitan@0.3", "torchtitan@0.2", "deepspeed")
+
+
+def llm(target: str, model: hpgo.Transformer = LLAMA, **given: Any) -> hpgo.LlmPlan:
+    """A plan that the target runs."""
+    given = {"devices": 8, "zero_stage": 3, "global_batch_size": 64, "seq_length": 8192, **given}
+    one = hpgo.estimate_llm(model, H100, **given)
+    return hpgo.LlmPlan.of(one, model, H100, framework=target)  # type: ignore[arg-type]
+
+
+@cache
+def layers(target: str, optimizer: str = "adam-fp32") -> hpgo.Plan:
+    """A plan of BERT-48 that the target runs."""
+    return hpgo.plan(
+        hpgo.read_profile("bert-48"),
+        hpgo.Cluster.preset("dapple-a"),
+        global_batch_size=64,
+        framework=target,  # type: ignore[arg-type]
+        memory=hpgo.MemoryModel.preset(optimizer),  # type: ignore[arg-type]
+    )
+
+
+def texts(plan: Any, target: str) -> dict[str, str]:
+    return {file.name: file.text for file in parts_of(plan, find(target)).files}  # type: ignore[arg-type]
+
+
+def check_python(files: dict[str, str]) -> None:
+    """Asserts that each module parses, and imports from its neighbors only what they define."""
+    modules = {name.removesuffix(".py"): ast.parse(text) for name, text in files.items() if name.endswith(".py")}
+    defined = {
+        name: {node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        | {
+            target.id
+            for node in module.body
+            if isinstance(node, ast.Assign)
+            for one in node.targets
+            for target in ast.walk(one)
+            if isinstance(target, ast.Name)
+        }
+        for name, module in modules.items()
+    }
+    for module in modules.values():
+        for node in ast.walk(module):
+            if isinstance(node, ast.ImportFrom) and node.module in modules:
+                assert {alias.name for alias in node.names} <= defined[node.module]
+
+
+def test_each_framework_has_parts_of_its_own() -> None:
+    assert {name.partition("@")[0] for name in FRAMEWORKS} == {"megatron", "torchtitan", "deepspeed", "torch"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["llama-3-8b", "llama-3-70b"])
+def test_modules_of_a_transformers_folder_parse(target: str, name: str) -> None:
+    files = texts(llm(target, replace(TRANSFORMERS[name], layers=4)), target)
+    check_python(files)
+    assert {"check_config.py"} < files.keys()
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "torch"])
+def test_modules_of_a_folder_of_layers_parse(target: str) -> None:
+    check_python(texts(layers(target), target))
+
+
+def test_torchtitan_starts_from_its_registry_or_builds_the_model() -> None:
+    known, new = (
+        texts(llm("torchtitan@0.3", model), "torchtitan@0.3")["job_config.py"]
+        for model in (LLAMA, replace(LLAMA, layers=30))
+    )
+    assert "from torchtitan.models.llama3.config_registry import llama3_8b" in known
+    assert "The model is 8B of torchtitan's `llama3`." in known
+    assert "make_gqa_config" not in known
+    assert "The model is new: torchtitan's registry has none of this shape, so `base` builds it." in new
+    assert "from planned import SHAPE, planned" in new
+    assert f"std={LLAMA.arithmetic.init_std}" in new  # type: ignore[union-attr]
+    three = replace(LLAMA, layers=28, hidden=3072, heads=24, ffn=8192, tied=True)
+    text = texts(llm("torchtitan@0.3", three), "torchtitan@0.3")["job_config.py"]
+    assert 'config.model_spec = model_registry("3B")' in text
+    headed = replace(LLAMA, head_norms=True)
+    assert "Qwen3Model.Config(" in texts(llm("torchtitan@0.3", headed), "torchtitan@0.3")["job_config.py"]
+
+
+def test_torchtitan_0_2_registers_the_planned_model() -> None:
+    files = texts(llm("torchtitan@0.2"), "torchtitan@0.2")
+    assert tomllib.loads(files["job.toml"])["training"]["seq_len"] == 8192
+    model = files["job_model.py"]
+    # 8/3 of the hidden size times 0.875, rounded up to a multiple of the FFN size, is the FFN size.
+    for line in ("multiple_of=14336", "ffn_dim_multiplier=0.875", "rope_theta=500000", "norm_eps=1e-05"):
+        assert line in model
+    assert int(0.875 * int(2 * 4 * 4096 / 3)) <= 14336
+    # torchtitan 0.2 always scales RoPE, and a factor of 1 turns that off.
+    assert "RoPEScalingArgs(scaling_factor=1.0)" in model
+    assert LLAMA.arithmetic is not None
+    longer = RopeScaling(rope_type="llama3", factor=32, low_freq_factor=1.0, original_max_position_embeddings=8192)
+    scaled = replace(LLAMA, arithmetic=replace(LLAMA.arithmetic, rope_scaling=longer))
+    text = texts(llm("torchtitan@0.2", scaled), "torchtitan@0.2")["job_model.py"]
+    assert "RoPEScalingArgs(scaling_factor=32" in text
+    wide = replace(LLAMA, head_dim=64)
+    assert "Qwen3ModelArgs(" in texts(llm("torchtitan@0.2", wide), "torchtitan@0.2")["job_model.py"]
+    with refused(hpgo.errors.ArgumentError, "unsupported"):
+        texts(llm("torchtitan@0.2", replace(scaled, head_dim=64)), "torchtitan@0.2")
+
+
+def test_deepspeed_gets_an_optimizer_and_no_breakdown_of_a_pipeline() -> None:
+    def constants(plan: Any) -> dict[str, Any]:
+        module = ast.parse(texts(plan, "deepspeed")["train.py"])
+        space: dict[str, Any] = {}
+        for node in module.body:
+            names = [ast.unparse(one) for one in node.targets] if isinstance(node, ast.Assign) else []
+            if {"OPTIMIZER", "SETTINGS", "SMOKE"}.intersection(names):
+                exec(compile(ast.Module([node], []), "train.py", "exec"), space)
+        return space
+
+    alone = constants(llm("deepspeed"))
+    piped = constants(llm("deepspeed", pp=2, zero_stage=1, overlap_dp_comm=False))
+    assert alone["SETTINGS"]["optimizer"]["type"] == "AdamW"
+    assert (alone["SMOKE"]["wall_clock_breakdown"], piped["SMOKE"]["wall_clock_breakdown"]) == (True, False)
+    assert "scheduler" not in alone["SMOKE"]
+    sgd = constants(layers("deepspeed", "sgd-momentum"))["OPTIMIZER"]
+    assert (sgd["type"], sgd["params"]["momentum"]) == ("SGD", 0.9)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_deepspeed_recomputes_layers_as_planned(pp: int) -> None:
+    given: dict[str, Any] = {"pp": pp, "zero_stage": 1, "overlap_dp_comm": False, "global_batch_size": 8}
+    for recompute in ("none", "full"):
+        files = texts(llm("deepspeed", replace(LLAMA, layers=4), recompute=recompute, **given), "deepspeed")
+        checkpointed = "gradient_checkpointing_enable" in files["train.py"]
+        assert checkpointed == (recompute == "full" and pp == 1)
+        assert pp == 1 or f"CHECKPOINT_INTERVAL = {int(recompute == 'full')}" in files["planned.py"]
+
+
+@pytest.mark.parametrize("name", sorted(TRANSFORMERS))
+def test_the_written_configuration_is_read_back_as_the_same_model(name: str, tmp_path: Path) -> None:
+    model = TRANSFORMERS[name]
+    if (written := hugging_face(model)) is None:
+        # Transformers has this model in none of the four plain kinds.
+        odd = model.experts or model.latent or model.centred_norms or not model.gated or model.norms_per_layer != 2
+        assert odd or (model.arithmetic is not None and model.arithmetic.norm_adds_one)
+        return
+    (tmp_path / "config.json").write_text(json.dumps(written), encoding="utf-8")
+    read = hpgo.Transformer.read(tmp_path / "config.json")
+    assert replace(read, name=model.name, longest=model.longest) == model
+
+
+def test_the_hostfile_names_nodes_and_their_gpus() -> None:
+    assert texts(llm("deepspeed"), "deepspeed")["hostfile"].splitlines()[1:] == ["node-0 slots=8"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "named"),
+    [("adam-fp32", "torch.optim.AdamW"), ("sgd", "torch.optim.SGD"), ("adam-bf16", "NotImplementedError")],
+)
+def test_pytorch_gets_an_optimizer_of_the_planned_kind(optimizer: str, named: str) -> None:
+    module = ast.parse(texts(layers("torch", optimizer), "torch")["train.py"])
+    (function,) = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "optimizer")
+    assert named in ast.unparse(function)
+
+
+def test_check_refuses_a_training_script_whose_stages_are_not_written(tmp_path: Path) -> None:
+    pytest.importorskip("torch.distributed.pipelining", reason="the script builds stages with PyTorch")
+    jobs.save(layers("torch"), tmp_path / "job", on="torchrun")
+    environment = {**os.environ, "DATASET_PATH": "x", "SAVE": str(tmp_path), "MASTER_ADDR": "localhost"}
+    environment["PATH"] = f"{os.path.dirname(sys.executable)}:{environment['PATH']}"  # noqa: PTH120 -- no link resolved
+    done = subprocess.run(
+        ["bash", "job/check.sh"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "write build(names) in train.py" in done.stderr
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_hostile_name_stays_data(target: str, tmp_path: Path) -> None:
+    cluster = replace(H100, name=HOSTILE)
+    model = replace(LLAMA, name=HOSTILE, layers=4)
+    one = hpgo.estimate_llm(model, cluster, devices=8, zero_stage=3, global_batch_size=64, seq_length=8192)
+    plan = hpgo.LlmPlan.of(one, model, cluster, framework=target)  # type: ignore[arg-type]
+    written = jobs.save(plan, tmp_path / "job", on="torchrun")
+    check_python({path.name: path.read_text(encoding="utf-8") for path in written if path.parent.name == "job"})
+    for path in written:
+        if path.suffix == ".sh":
+            assert subprocess.run(["bash", "-n", path], capture_output=True, check=False).returncode == 0
+            if shutil.which("shellcheck"):
+                found = subprocess.run(["shellcheck", "-x", path], cwd=path.parent, capture_output=True, check=False)
+                assert found.returncode == 0, found.stdout.decode()
+        elif path.suffix == ".py":
+            assert "os._exit(3)\n" not in path.read_text(encoding="utf-8")
+
+
+def test_a_folder_of_layers_needs_ranks_in_order_and_a_framework(tmp_path: Path) -> None:
+    free = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
+    with pytest.raises(hpgo.errors.ArgumentError, match="the plan was made for no framework"):
+        jobs.files(free)
+    with pytest.raises(hpgo.errors.ArgumentError, match="plans of layers are not supported for Megatron-LM"):
+        jobs.files(layers("megatron"), to="megatron")
+    with pytest.raises(hpgo.errors.ArgumentError, match="plans of transformers are not supported"):
+        jobs.files(llm("deepspeed"), to="torch")
+    assert "job-plan.json" in {path.name for path in jobs.save(layers("torch"), tmp_path / "job")}
+    assert "job.toml" in jobs.files(layers("torchtitan@0.2"))
+    start = jobs.files(layers("torch"), on="torchrun")["job.sh"].splitlines()[-1]
+    assert start.startswith("exec python3 -m torch.distributed.run --nnodes=2")
+    assert start.endswith("--no-python bash rank.sh")
+
+
+def test_torchtitan_0_2_is_refused_where_it_would_compute_in_fp32() -> None:
+    given: dict[str, Any] = {"tp": 2, "pp": 4, "zero_stage": 0, "overlap_dp_comm": False}
+    plan = llm("torchtitan@0.3", replace(LLAMA, layers=4), **given)
+    assert export.files(plan, "torchtitan@0.3")
+    with pytest.raises(hpgo.errors.ArgumentError, match="computes in fp32 with tp or pp unless FSDP shards weights"):
+        export.files(plan, "torchtitan@0.2")
+    found = hpgo.plan_llm(LLAMA, H100, framework="torchtitan@0.2", global_batch_size=64, seq_length=8192)
+    assert all(one.parallelism.dp_cp_size > 1 for one in found.estimates)
+
+
+def test_asynchronous_tensor_parallelism_is_a_setting_where_the_plan_counts_it() -> None:
+    given: dict[str, Any] = {"tp": 2, "stack": "torchtitan-async-tp", "zero_stage": 3}
+    plan = llm("torchtitan@0.3", **given)
+    assert "config.compile.enable_async_tensor_parallel = True" in texts(plan, "torchtitan@0.3")["planned.py"]
+    old = tomllib.loads(export.files(plan, "torchtitan@0.2")["job.toml"])
+    assert old["parallelism"]["enable_async_tensor_parallel"] is True
+    eager = llm("torchtitan@0.3", fused_elementwise=False, **given)
+    text = texts(eager, "torchtitan@0.3")["planned.py"]
+    assert "enable_async_tensor_parallel" not in text
+    assert "asynchronous tensor parallelism needs compiled layers" in text
+    plain = llm("torchtitan@0.3", tp=2)
+    assert "async" not in texts(plain, "torchtitan@0.3")["planned.py"]
