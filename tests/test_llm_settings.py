@@ -254,7 +254,10 @@ def test_formats_that_contradict_each_other_are_refused() -> None:
         estimate(main_params_dtype="none", precision="fp16")
 
 
-def test_formats_without_a_published_step_are_marked() -> None:
+def test_formats_without_a_published_step_are_marked_and_named() -> None:
+    narrow = estimate(exp_avg_dtype="bf16", exp_avg_sq_dtype="fp8", main_params_dtype="fp16").parallelism
+    assert "moments bf16 and fp8, optimizer weights fp16" in narrow.named()
+    assert "moments bf16," in estimate(adam_moments_in_bf16=True).parallelism.named()
     assert estimate(adam_moments_in_bf16=True).unvalidated_features == ()
     assert estimate(exp_avg_dtype="bf16").unvalidated_features == ("other narrow moments",)
     assert estimate(main_params_dtype="fp16").unvalidated_features == ("optimizer weights fp16",)

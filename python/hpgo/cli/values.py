@@ -189,7 +189,7 @@ ON_LAUNCHER: Any = option(
     type=click.Choice(("slurm", "torchrun", "kubernetes", "ray")),
     default="slurm",
     metavar="NAME",
-    help="Launcher of a job: slurm, torchrun, kubernetes or ray.  [slurm]",
+    help="Job for slurm, torchrun, kubernetes or ray.",
 )
 AS_JSON: Any = option("--json", is_flag=True, help="Print the result as JSON.")
 SEED: Any = option(

@@ -110,8 +110,8 @@ class ShareOfMean:
         is_sum = abs(float(whole) - total) <= near * SAMPLES_PER_REPLICA
         if not is_mean and not is_sum:
             raise ValueError(
-                f"the loss of {SAMPLES_PER_REPLICA} samples is {float(whole):.6g}, but it must be the mean or sum of"
-                f" their single losses {each}, or gradients of the whole batch would be wrong"
+                f"the loss of {SAMPLES_PER_REPLICA} samples is {float(whole):.6g}, but it must be the mean or the"
+                f" sum of their single losses {each}, or gradients of the whole batch would be wrong"
             )
         if is_mean != is_sum:  # losses that add up to 0 show neither
             self.factor = SAMPLES_PER_REPLICA / GLOBAL_BATCH_SIZE if is_mean else 1 / GLOBAL_BATCH_SIZE

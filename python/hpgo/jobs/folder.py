@@ -6,6 +6,7 @@ hpgo.jobs.save(plan, "job/", on="slurm")  # writes them
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from hpgo.base.checks import check_is
@@ -158,7 +159,11 @@ def check_folder(folder: str | os.PathLike[str]) -> None:
     """Raise ArgumentError if `folder` has files, but is no job folder: they could be mixed up."""
     path = as_path(folder, ArgumentError)
     plans = (JOB_PLAN, LAYER_PLAN)
-    if is_folder(path) and not any((path / name).exists() for name in plans) and any(path.iterdir()):
+    others = False
+    # A folder that can't be listed can't be written either, with an error that gives the reason.
+    with suppress(OSError):
+        others = is_folder(path) and not any((path / name).exists() for name in plans) and any(path.iterdir())
+    if others:
         raise ArgumentError(
             f"the folder `{shorten(str(path))}` has other files and no {join_words(plans, 'or')}, so it is no job"
             " folder",

@@ -451,6 +451,10 @@ class ParallelismConfig:
             layers += f" ({', '.join(self.recompute_modules)})" if self.recompute_modules else ""
             parts.append(f"recompute {self.recompute}{layers}")
         parts += [f"offload {pluralize(self.cpu_offload_num_layers, 'layer')}"] if self.cpu_offload_num_layers else []
+        if self.has_narrow_state:
+            moments = dict.fromkeys((self.exp_avg_dtype, self.exp_avg_sq_dtype))
+            copy = "" if self.main_params_dtype == "fp32" else f", optimizer weights {self.main_params_dtype}"
+            parts.append(f"moments {' and '.join(moments)}{copy}")
         if self.cuda_graph_impl != "none":
             modules = f" ({', '.join(self.cuda_graph_modules)})" if self.cuda_graph_modules else ""
             parts.append(f"CUDA graphs {self.cuda_graph_impl}{modules}")

@@ -87,10 +87,9 @@ _OF_RUNS = "micro_batch_size devices tp pp vpp cp ep zero_stage recompute precis
 def command(options: CalibrateOptions) -> None:
     """Fit the cost model to measured training steps, or to the kernels of a node.
 
-    Give a table of steps (.yaml, .json, .csv), logs of runs of Megatron-LM, torchtitan or DeepSpeed, or job folders
-    after their smoke run. Three steps
-    that differ in micro-batch size, degrees or sequence length are worth it; one is not. The file that is written is
-    --platform of the other `hpgo llm` commands.
+    Give a table of steps (.yaml, .json, .csv), logs of Megatron-LM, torchtitan or DeepSpeed, or job folders after the
+    smoke run. Three steps that differ in micro-batch size, degrees or sequence length are worth it; one is not. The
+    file that is written is --platform of other commands.
 
     \b
     A table of one step, with `seconds` or a `log`:
@@ -101,7 +100,6 @@ def command(options: CalibrateOptions) -> None:
 
     \b
     Examples:
-      hpgo llm calibrate steps.yaml -o platform.yaml
       hpgo llm calibrate run.log --model llama-3-8b -c h100:2
       hpgo llm calibrate job/ -o platform.yaml
       hpgo llm calibrate --node -o node.yaml

@@ -66,7 +66,7 @@ class PlanOptions(TrainingOptions):
     top: int = option(
         "--top", type=click.IntRange(1, 1000), default=10, metavar="N", help="Configurations to list.  [10]"
     )
-    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg .png .pdf .html) or job (FOLDER/).")
+    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg …) or job (FOLDER/).")
     on: LauncherName = ON_LAUNCHER
     pareto: str | None = option(
         "--pareto", type=STILL, metavar="FILE", help="Draw the Pareto front of step time and memory."
@@ -92,7 +92,6 @@ def command(options: PlanOptions) -> None:
     \b
     Examples:
       hpgo llm plan llama-3-70b -c h100:8 -b 256 --seq-length 8192
-      hpgo llm plan llama-3-8b -c h100:2 -b 64 --seq-length 8192 --fix tp=2
       hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o job/
     """
     from hpgo.hardware.cluster import Cluster
@@ -121,10 +120,11 @@ def command(options: PlanOptions) -> None:
         check_job_folder(output, problem["framework"])
     with as_options():
         found = plan_llm(options.model, cluster, top=options.top, **problem)
-        before = None
+        moves = None
         if problem["platform"] is not None:
             # Search again with the published constants, to show what the user's own steps change.
             before = plan_llm(options.model, cluster, top=options.top, **problem | {"platform": None})
+            moves = moved_report.moves(before, found, problem["platform"], options.stack)
     try:
         for output in options.outputs:
             if is_folder_name(output):
@@ -144,10 +144,8 @@ def command(options: PlanOptions) -> None:
         if options.as_json:
             facts = {"configurations": found.configurations, "simulated": found.simulated, "framework": found.framework}
             facts |= {"alike": len(found.alike), "best": found.estimates.index(found.best) + 1}
-            if before is not None:
-                facts["moves"] = moved_report.document(
-                    moved_report.moves(before, found, problem["platform"], options.stack)
-                )
+            if moves is not None:
+                facts["moves"] = moved_report.document(moves)
             click.echo(json_text(facts | {"estimates": [document(one) for one in found.estimates]}))
         else:
             place = found.estimates.index(found.best)
@@ -168,10 +166,7 @@ def command(options: PlanOptions) -> None:
                 folder = Path(jobs[0])
                 commands = [shell_words("bash", str(folder / "smoke.sh")), shell_words("hpgo", "launch", f"{folder}/")]
             then = "Next:" if saved or jobs else "Save the plan with `-o llm-plan.json`, then:"
-            moved = []
-            if before is not None:
-                moves = moved_report.moves(before, found, problem["platform"], options.stack)
-                moved = ["", *moved_report.lines(moves, width())]
+            moved = [] if moves is None else ["", *moved_report.lines(moves, width())]
             click.echo("\n".join([*report, "", *listed(found, width()), *moved, *next_commands(commands, then)]))
         note_unmeasured(cluster, problem["platform"])
 
