@@ -10,6 +10,7 @@ import time
 
 import deepspeed
 import torch
+import torch._dynamo  # transformers needs it, and it can't be loaded while ZeRO 3 replaces constructors
 from datasets import load_dataset
 from datasets.distributed import split_dataset_by_node
 from planned import CONFIG, check_model
