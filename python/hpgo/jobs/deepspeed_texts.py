@@ -149,8 +149,14 @@ MODEL = '''\
 def planned_model(settings):
     """Return the model of MODEL_CONFIG in env.sh, which must be the planned one."""
     config = model_config()
-    with deepspeed.zero.Init(config_dict_or_path=settings, enabled=settings["zero_optimization"]["stage"] == 3):
+    sharded = settings["zero_optimization"]["stage"] == 3
+    with deepspeed.zero.Init(config_dict_or_path=settings, enabled=sharded):
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPE)
+    for module in model.modules() if sharded else ():
+        # transformers set the initial weights after they had been sharded, in vain.
+        own = list(module.parameters(recurse=False))
+        with deepspeed.zero.GatheredParameters(own, modifier_rank=0), torch.no_grad():
+            model._init_weights(module)
 __CHECKPOINTING__    return model
 
 
