@@ -14,6 +14,7 @@ from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster, cluster_of
 from hpgo.hardware.rates import same_card
+from hpgo.llm.canonical import canonical
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.device_record import DeviceRecord
 from hpgo.llm.gpus import Gpus
@@ -329,7 +330,7 @@ def estimate_on(
         model, on_platform(cluster, platform), config, global_batch_size=global_batch_size, seq_length=seq_length,
         constants=constants,
     )  # fmt: skip
-    return with_range(found, cluster, stack, platform)
+    return with_range(found, model, cluster, stack, platform)
 
 
 def stack_on(
@@ -384,7 +385,7 @@ def constants_of(
 
 
 def with_range(
-    found: LlmEstimate, cluster: Cluster, stack: Stack, platform: Platform | DeviceRecord | None
+    found: LlmEstimate, model: Transformer, cluster: Cluster, stack: Stack, platform: Platform | DeviceRecord | None
 ) -> LlmEstimate:
     """Return an estimate with its stack, its range and its unvalidated features."""
     config, has_experts = found.parallelism, found.has_experts
@@ -403,7 +404,8 @@ def with_range(
         high_s=high_s,
         stack=stack.name,
         measured_steps=0 if fitted is None else fitted.steps,
-        unvalidated_features=unvalidated_features(config, cluster.nodes[0].device.name, known),
+        # A setting without effect uses no feature.
+        unvalidated_features=unvalidated_features(canonical(config, model), cluster.nodes[0].device.name, known),
     )
 
 

@@ -228,7 +228,7 @@ def plan_llm(
 
     def estimated(step_s: float, one: PipelineStages) -> LlmEstimate:
         found = estimate_stages(one, cluster.name, step_s, global_batch_size=global_batch_size)
-        return with_range(found, cluster, found_stack, platform)
+        return with_range(found, model, cluster, found_stack, platform)
 
     def unknown(config: ParallelismConfig) -> int:
         validated = platform.mechanisms if isinstance(platform, Platform) else ()
