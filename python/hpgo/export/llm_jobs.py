@@ -57,9 +57,7 @@ class LlmExportJob:
         # A plan may have been made for another framework, so its rules are checked again for this one.
         model = plan.transformer
         config = canonical(estimate.parallelism, model)
-        why = rules.broken(
-            config, micro_batches=estimate.micro_batches, experts=bool(model.experts), tied=model.tied
-        )
+        why = rules.broken(config, micro_batches=estimate.micro_batches, experts=bool(model.experts), tied=model.tied)
         if why:
             raise ArgumentError(
                 f"{row.title} {why}", f"plan for it: `hpgo llm plan … --framework {row.name}`", code="unsupported"

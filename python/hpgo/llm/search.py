@@ -69,8 +69,8 @@ class LlmPlanSearch(Record):
     """Estimates of the list. The first ones are as fast as the fastest, within the error of such differences, and
     sorted by `hpgo.llm.simplicity.preference`, the simplest first. The others follow, the fastest first.
 
-    The list has the `top` fastest meshes (`hpgo.llm.search.mesh_of`), each with its preferred configuration, and also
-    the fastest and the preferred configuration of all. All use the same number of GPUs."""
+    The list has the `top` fastest meshes (`hpgo.llm.best_first.mesh_of`), each with the preferred of its equally fast
+    configurations, and also the fastest and the preferred configuration of all. All use the same number of GPUs."""
     configurations: int
     """Number of all configurations of the search space on these GPUs."""
     bounded: int
@@ -185,8 +185,8 @@ def plan_llm(
     Without `devices`, the search also tries fewer GPUs: the same number on each of the first nodes. It uses them if no
     configuration on more GPUs is faster.
 
-    The list has one configuration for each mesh (`hpgo.llm.search.mesh_of`). `LlmPlanSearch.best` is the recommended
-    one: the simplest of those that are as fast as `LlmPlanSearch.fastest`, within the error of such differences.
+    The list has one configuration for each mesh (`hpgo.llm.best_first.mesh_of`). `LlmPlanSearch.best` is the
+    recommended one: the simplest of those as fast as `LlmPlanSearch.fastest`, within the error of such differences.
 
     Raises InfeasibleError if no configuration fits, with the shortfall and a suggestion; ArgumentError for fixed values
     that do not divide or that the framework does not run; and what `hpgo.estimate_llm` raises.
@@ -300,10 +300,9 @@ class _Question:
         if (sure := sure_bytes(self.context.gpus.memory_bytes)) < self.limit_bytes:
             limits_bytes.insert(0, sure)
         found = [search.preferred(max_s, limits_bytes, rank), search.fastest[0]]
-        for fastest in search.fastest:
-            mesh = mesh_of(fastest[1].context.config)
-            alike = fastest[0] <= max_s
-            found.append(search.preferred(max_s, limits_bytes, rank, mesh) if alike else fastest)
+        for step_s, stages in search.fastest:
+            most_s = max_s if step_s <= max_s else step_s * (1 + RELATIVE_ERROR)
+            found.append(search.preferred(most_s, limits_bytes, rank, mesh_of(stages.context.config)))
         return list({one.context.config: (step_s, one) for step_s, one in found}.values())
 
     def _all_groups(self, costs: SharedCosts) -> list[ConfigGroup]:

@@ -18,7 +18,7 @@ from hpgo.cli.values import LLM_PLAN_OUT, STILL, STILL_ENDINGS, framework_option
 _SECTIONS = {
     "Model and batch": "cluster devices global_batch_size tokens_per_batch seq_length precision",
     "Search": "framework fix exclude reserve_memory stack platform top",
-    "Output": "outputs pareto as_json",
+    "Output": "choose outputs pareto as_json",
 }
 
 
@@ -31,6 +31,16 @@ class _Words(click.ParamType):  # type: ignore[type-arg]  # not generic before c
         """Return the words of an option in their order."""
         del param, ctx
         return value if isinstance(value, tuple) else tuple(word.strip() for word in str(value).split(","))
+
+
+class _Choice(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """Type of the option --choose: a place of the list, or `fastest`."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Return the place as a number, or the word."""
+        return value if value == "fastest" else click.IntRange(min=1).convert(value, param, ctx)
 
 
 class PlanOptions(TrainingOptions):
@@ -55,6 +65,13 @@ class PlanOptions(TrainingOptions):
     top: int = option(
         "--top", type=click.IntRange(1, 1000), default=10, metavar="N", help="Configurations to list.  [10]"
     )
+    choose: int | str = option(
+        "--choose",
+        type=_Choice(),
+        default=1,
+        metavar="N|fastest",
+        help="Configuration of the list to report and write.  [1]",
+    )
     outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json) or picture (.svg .png .pdf .html).")
     pareto: str | None = option(
         "--pareto", type=STILL, metavar="FILE", help="Draw the Pareto front of step time and memory."
@@ -77,7 +94,7 @@ def command(options: PlanOptions) -> None:
     from hpgo.hardware.cluster import Cluster
     from hpgo.llm.frameworks import framework_support
     from hpgo.llm.search import plan_llm
-    from hpgo.show.llm_report import document, lines, listed, next_commands
+    from hpgo.show.llm_report import document, lines, listed, next_commands, used_gpus
 
     cluster = Cluster.read(options.cluster)
     problem: dict[str, Any] = {
@@ -94,11 +111,13 @@ def command(options: PlanOptions) -> None:
     }
     with as_options():
         found = plan_llm(options.model, cluster, top=options.top, **problem)
+        fastest = found.estimates.index(found.fastest) + 1
+        plan = found.plan(fastest if options.choose == "fastest" else int(options.choose))
     try:
         for output in options.outputs:
             if Path(output).suffix.lower() not in STILL_ENDINGS:
-                found.plan().save(output)
-        draw(found.best, cluster, options.outputs)
+                plan.save(output)
+        draw(plan.estimate, plan.cluster, options.outputs)
         if options.pareto is not None:
             from hpgo.llm.pareto_front import llm_pareto_front
             from hpgo.show.pareto_figure import draw_pareto_front
@@ -108,12 +127,15 @@ def command(options: PlanOptions) -> None:
         # Print the result even if a file can't be written, because the search is the expensive part.
         if options.as_json:
             facts = {"configurations": found.configurations, "simulated": found.simulated, "framework": found.framework}
-            facts |= {"alike": len(found.alike), "best": found.estimates.index(found.best) + 1}
+            facts |= {"alike": len(found.alike), "best": 1, "fastest": fastest}
+            facts |= {"gpus": found.cluster.devices, "available_gpus": found.available}
+            facts |= {"on_all_gpus": None if found.on_all is None else document(found.on_all)}
             click.echo(json_text(facts | {"estimates": [document(one) for one in found.estimates]}))
         else:
-            place = found.estimates.index(found.best)
-            title = "Best configuration" if place == 0 else f"Best configuration (number {place + 1} below)"
-            report = lines(found.best, width(), title=f"{title} for {framework_support(found.framework)[0].label}")
+            place = found.estimates.index(plan.estimate) + 1
+            title = "Recommended configuration" if place == 1 else f"Configuration {place} of the list below"
+            title += f" for {framework_support(found.framework)[0].label}"
+            report = lines(plan.estimate, width(), title=title, notes=used_gpus(found, width()))
             saved = [output for output in options.outputs if Path(output).suffix.lower() == ".json"]
             file = shell_words(saved[0] if saved else "llm-plan.json")
             commands = [f"hpgo llm explain {file}", f"hpgo export {file} --to {found.framework.partition('@')[0]}"]
