@@ -93,7 +93,7 @@ class BestFirst:
                 self._wait(_Waiting(one, one.candidates(self.limit_bytes)), at[0])
             elif isinstance(one, _Waiting):
                 self._wait(one, at[0])
-                self._bound(one.group, one.found[one.next - 1], at[0])
+                self._bound(one.group, one.found[at[1]], at[0])
             else:
                 self._keep(one, mesh)
 
