@@ -104,16 +104,17 @@ def test_the_list_says_which_is_taken_and_explain_marks_what_is_next_to_it(tmp_p
     words += ["--framework", "torchtitan", "--top", 2]
     said = said_of(*words, "-o", path)
     assert "?: No published step on this device type has validated cp" in said
-    assert "So the best configuration is number 3: it uses fewer of these features" in said
-    assert said.startswith("llama-3-70b on a100:8 (64 GPUs), 8192 tokens per sequence, global batch 128 Best")
+    assert "Number 1 uses fewer of these features. To choose otherwise, use `--choose`" in said
+    assert said.startswith("llama-3-70b on a100:8 (64 GPUs), 8192 tokens per sequence, global batch 128 Recommended")
     assert hpgo.LlmPlan.read(path).estimate.parallelism.named().rpartition(", ")[0] in said
     found = json.loads(said_of(*words, "--json"))
-    assert (found["best"], len(found["estimates"])) == (3, 3)
-    best, fastest = (set(found["estimates"][place]["unvalidated_features"]) for place in (2, 0))
-    assert best < fastest
+    assert (found["best"], found["fastest"]) == (1, len(found["estimates"]))
+    best, fastest = (set(found["estimates"][found[one] - 1]["unvalidated_features"]) for one in ("best", "fastest"))
+    assert len(best) < len(fastest)
     assert "cp" in fastest
+    assert "has validated cp" in said_of("llm", "explain", path, "--compare-with", "cp=2,tp=4")
+    said_of(*words, "--fix", "pp=4", "-o", path)
     against = ["llm", "explain", path, "--compare-with", "cp=2,tp=4"]
-    assert "has validated cp" in said_of(*against)
     assert json.loads(said_of(*against, "--json"))["unvalidated_features"] == ["cp", "zero 2 with pp"]
     said_of("llm", "plan", "llama-3-8b", "-c", "a100:1", "-b", 8, "--seq-length", 8192, "-o", path)
     assert "fits; cp not validated" in said_of("llm", "explain", path)

@@ -70,7 +70,7 @@ class PlanOptions(TrainingOptions):
         type=_Choice(),
         default=1,
         metavar="N|fastest",
-        help="Configuration of the list to report and write.  [1]",
+        help="Row of the list to report and write.  [1]",
     )
     outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json) or picture (.svg .png .pdf .html).")
     pareto: str | None = option(
@@ -82,14 +82,13 @@ class PlanOptions(TrainingOptions):
 def command(options: PlanOptions) -> None:
     """Find the configurations with the shortest step that fit in memory.
 
-    The search covers everything that the framework runs: tp, cp, ep, pp, vpp, dp, ZeRO stage, micro-batch size and
-    recomputation. It proves that no other configuration has a shorter estimated step.
+    The search covers everything that the framework runs, on all GPUs or fewer, and proves the shortest estimated step.
+    Of equally fast configurations, the list has the simplest first.
 
     \b
     Examples:
       hpgo llm plan llama-3-70b -c h100:8 -b 256 --seq-length 8192
-      hpgo llm plan llama-3-8b -c h100:2 -b 64 --seq-length 8192 --fix tp=2
-      hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o llm-plan.json
+      hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 --fix tp=2 -o llm-plan.json
     """
     from hpgo.hardware.cluster import Cluster
     from hpgo.llm.frameworks import framework_support
