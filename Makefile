@@ -19,9 +19,13 @@ ci:
 	$(MAKE) --jobs 3 --output-sync torch clippy crate wheel lint
 	$(MAKE) package
 
-# Tests marked as slow, more random questions, fuzzing, floods, faults and mutants: some hours. With `--keep-going` one
-# that fails does not hide the others.
-nightly: EXAMPLES := 2000
+# Tests marked as slow, more random questions, fuzzing, floods, faults and mutants: less than two hours on two cores.
+# Each night draws other places and moments, since SEED is the day of the year; so many short nights find what one
+# long night would. With `--keep-going` one that fails does not hide the others.
+SEED ?= $(shell date +%-j)
+nightly: EXAMPLES := 1000
+nightly: SECONDS := 20
+nightly: MUTANTS := --python 6 --rust 3
 nightly: test-slow fuzz sweeps mutants laws
 
 # Tools and dependencies, pinned by constraints.txt.
@@ -107,7 +111,7 @@ frameworks: build torch
 	$(BIN)/python tests/frameworks/run.py --write research/framework-tables.md
 
 # Looks for files that break a reader, led by what code they reach, also in the native module, which is built for it.
-fuzz: SECONDS ?= 60
+SECONDS := 60
 fuzz: RUNS ?= 1000000
 fuzz: build torch
 	cargo rustc --quiet --profile fuzz --features python --lib --crate-type cdylib -- \
@@ -143,25 +147,26 @@ chaos: MINUTES ?= 30
 chaos: build torch
 	$(BIN)/python tests/chaos.py --minutes $(MINUTES) --write docs/elastic.md
 
-# The floods and losses above, fewer of each and without writing a page: an hour and a half.
+# The floods and losses above, fewer of each and without writing a page: half an hour.
 sweeps: build torch
 	$(BIN)/python tests/soak.py 3000
-	$(BIN)/python tests/sweep_interrupts.py --moments 5
-	$(BIN)/python tests/sweep_faults.py --trials 50
-	$(BIN)/python tests/sweep_elastic.py --trials 2
-	$(BIN)/python tests/chaos.py --minutes 10
+	$(BIN)/python tests/sweep_interrupts.py --moments 3
+	$(BIN)/python tests/sweep_faults.py --trials 25 --seed $(SEED)
+	$(BIN)/python tests/sweep_elastic.py --trials 1 --seed $(SEED)
+	$(BIN)/python tests/chaos.py --minutes 5 --seed $(SEED)
 
-# Small faults in the code, and the share that the tests of the file find; two hours.
+# Small faults in the code, and the share that the tests of the file find; two hours with MUTANTS="--python 25 --rust 15".
+MUTANTS ?= --python 25 --rust 15
 mutants: build torch
-	$(BIN)/python research/mutate.py
+	$(BIN)/python research/mutate.py $(MUTANTS) --seed $(SEED)
 
 # Sixteen sleeping processes beside the simulator, a quarter of an hour; the table of research/benchmark-tables.md.
 emulation: build torch
 	$(BIN)/python research/emulation.py --write research/benchmark-tables.md
 
-# VGG-19 in four ways and by a plan, ten minutes on a machine that does nothing else; the table of docs/variants.md.
+# VGG-19 in four ways and by a plan, ten minutes on a machine that does nothing else; the table of research/variants.md.
 variants: build torch
-	$(BIN)/python research/variants.py --search --alone --write docs/variants.md
+	$(BIN)/python research/variants.py --search --alone --write research/variants.md
 
 # Every plan of the reproduction, run by processes that sleep, ten minutes; its table of planned and emulated steps.
 emulated: build torch

@@ -6,7 +6,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use hpgo::schedule::{Request, build, one_f_one_b, one_f_one_b_in_flight};
 
 /// Measures each schedule family that is built without a search, at one size.
-fn static_orders(criterion: &mut Criterion) {
+fn static_schedules(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("order");
     for name in ["gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe_v", "chimera"] {
         let request = Request::new(64, 1024);
@@ -37,7 +37,7 @@ fn sizes(criterion: &mut Criterion) {
 }
 
 /// Measures schedules that are built by simulating rules in virtual time.
-fn searched_orders(criterion: &mut Criterion) {
+fn searched_schedules(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("search");
     group.sample_size(10);
     for name in ["zb", "v_half", "v_min", "hanayo"] {
@@ -46,13 +46,13 @@ fn searched_orders(criterion: &mut Criterion) {
             bencher.iter(|| build(name, black_box(&request)).expect("within its limits"));
         });
     }
-    // With a low activation cap no bound ends the search early.
-    let tight = Request { cap: Some(16), ..Request::new(16, 128) };
-    group.bench_function("zb/16x128, cap 16", |bencher| {
+    // With a low activation limit no bound ends the search early.
+    let tight = Request { activation_limit: Some(16), ..Request::new(16, 128) };
+    group.bench_function("zb/16x128, limit 16", |bencher| {
         bencher.iter(|| build("zb", black_box(&tight)).expect("within its limits"));
     });
     group.finish();
 }
 
-criterion_group!(benches, static_orders, sizes, searched_orders);
+criterion_group!(benches, static_schedules, sizes, searched_schedules);
 criterion_main!(benches);

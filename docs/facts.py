@@ -18,7 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGES = ("docs/planner.md", "docs/proofs.md", "docs/cost-terms.md")
 CHANGED = {
-    "src/planner/chunked/": "The folder is src/planner/orders/ today.",
+    "src/planner/chunked/": "The folder is src/planner/action_lists/ today.",
+    "src/planner/orders/": "The folder is src/planner/action_lists/ today.",
     "stage0F0F1B0F2B1F3B2F4B3B4F=B=T=1,M=5,windows2and1:": "The same drawing calls windows in-flight limits.",
 }
 """Facts that changed on purpose, each with the reason. Delete them once COMMIT is newer."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_MOST = 64
+_MAX = 64
 """Of a number: models of more layers are models, too, and take longer to make than an input may."""
 _SMALL = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
 _WORDS = {"vocab_size": 16, "max_position_embeddings": 8}
@@ -41,7 +41,7 @@ def seeds() -> dict[str, bytes]:
 def read(path: Path) -> Pretrained:
     """The model, its weights without memory."""
     if any(
-        abs(one) > _MOST
+        abs(one) > _MAX
         for one in _numbers(parse(read_text(path, hpgo.errors.FileError), str(path), hpgo.errors.FileError))
     ):
         raise hpgo.errors.ArgumentError("a number is too large for this target", "give a smaller one")

@@ -30,14 +30,14 @@ except ModuleNotFoundError:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-MOST_S = 2.0
-MOST_BYTES = 2**30
-LONGEST = 2**15
+MAX_S = 2.0
+MAX_BYTES = 2**30
+MAX_LENGTH = 2**15
 """Bytes of an input: more than any seed has, and few enough for hundreds of runs a second."""
 _TARGET = Path(sys.argv[0]).stem
 _FOLDER = Path(__file__).parent
 _USUAL = (
-    f"-max_len={LONGEST}",
+    f"-max_len={MAX_LENGTH}",
     "-len_control=0",  # seeds are long, and none of them must make place for a shorter one
     "-keep_seed=1",
     "-reduce_inputs=0",
@@ -81,7 +81,7 @@ def fuzz(
             except hpgo.errors.HpgoError as error:
                 if not (error.message and error.message.isprintable() and error.hint.isprintable()):
                     raise AssertionError(f"can't be printed: {error.args!r}") from error
-            if (took_s := time.process_time() - started_s) > MOST_S:
+            if (took_s := time.process_time() - started_s) > MAX_S:
                 raise AssertionError(f"took {took_s:.1f} s of processor time")
 
     atheris.Setup([sys.argv[0], *_USUAL, *options, str(given.path)], run, custom_mutator=mutate)
@@ -94,7 +94,7 @@ def fuzz(
             Path(given.path, f"seed-{name}").write_bytes(good)
     warnings.simplefilter("error")  # no reader warns, either
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
-    limit = pages * resource.getpagesize() + MOST_BYTES
+    limit = pages * resource.getpagesize() + MAX_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))  # a MemoryError in Python, the end of the process in Rust
     atheris.Fuzz()
 

@@ -31,7 +31,7 @@ _PIECES = (
 )  # fmt: skip
 
 
-def documents(data: bytes, most: int, seed: int) -> bytes:
+def documents(data: bytes, maximum: int, seed: int) -> bytes:
     """One of the documents in `data`, as a tree if it is JSON, else as text."""
     chance = random.Random(seed)
     parts = data.split(PARTS)
@@ -40,15 +40,15 @@ def documents(data: bytes, most: int, seed: int) -> bytes:
         document = json.loads(parts[at]) if chance.random() < 0.9 else None
     except (ValueError, RecursionError):
         document = None
-    parts[at] = injured(parts[at], most, chance) if document is None else json.dumps(tree(document, chance)).encode()
-    return PARTS.join(parts)[:most]
+    parts[at] = injured(parts[at], maximum, chance) if document is None else json.dumps(tree(document, chance)).encode()
+    return PARTS.join(parts)[:maximum]
 
 
-def words(data: bytes, most: int, seed: int) -> bytes:
+def words(data: bytes, maximum: int, seed: int) -> bytes:
     """Lines of words that commas or blanks separate: words are moved, doubled, left out, and their numbers changed."""
     chance = random.Random(seed)
     if chance.random() < 0.1:
-        return injured(data, most, chance)
+        return injured(data, maximum, chance)
     lines = [re.split(rb"([, ])", line) for line in data.split(b"\n")]
     for _ in range(chance.choice((1, 1, 2, 4))):
         line, other = chance.choice(lines), chance.choice(lines)
@@ -67,14 +67,14 @@ def words(data: bytes, most: int, seed: int) -> bytes:
             case 5 if line:
                 line[at] = chance.choice((b"SEND_F", b"UNSHARD", b"(0F1;0B0)OVERLAP_F_B", b"4294967295F0", b"-1F0"))
             case 6 if line:
-                line[at] = injured(line[at], most, chance)
+                line[at] = injured(line[at], maximum, chance)
             case _ if line:
                 line[at] = re.sub(
                     rb"\d+",
                     lambda found: b"%d" % max(0, int(found[0][:18]) + chance.choice((-1, 1, 2, 9**8))),
                     line[at],
                 )
-    return b"\n".join(b"".join(line) for line in lines)[:most]
+    return b"\n".join(b"".join(line) for line in lines)[:maximum]
 
 
 def tree(document: Any, chance: random.Random) -> Any:
@@ -136,9 +136,9 @@ def _near(value: Any, chance: random.Random) -> Any:
             return chance.choice((0, 1.0, "", [], {}))
 
 
-def injured(data: bytes, most: int, chance: random.Random) -> bytes:
+def injured(data: bytes, maximum: int, chance: random.Random) -> bytes:
     """`data` as libFuzzer mutates it, or with a piece in it that formats find special."""
     if chance.random() < 0.5:
         at = chance.randrange(len(data) + 1)
-        return (data[:at] + chance.choice(_PIECES) + data[at + chance.choice((0, 0, 1, 9)) :])[:most]
-    return atheris.Mutate(data, max(most, len(data), 1))
+        return (data[:at] + chance.choice(_PIECES) + data[at + chance.choice((0, 0, 1, 9)) :])[:maximum]
+    return atheris.Mutate(data, max(maximum, len(data), 1))

@@ -29,7 +29,7 @@ def seeds() -> dict[str, bytes]:
         }
 
 
-def mutate(data: bytes, most: int, seed: int) -> bytes:
+def mutate(data: bytes, maximum: int, seed: int) -> bytes:
     """A file whose document is changed as a tree, or a column as numbers, or a member or all of it as bytes."""
     chance = random.Random(seed)
     try:
@@ -38,7 +38,7 @@ def mutate(data: bytes, most: int, seed: int) -> bytes:
     except Exception:  # noqa: BLE001 -- whatever zipfile says of what is no zip file any more
         members = {}
     if not members or chance.random() < 0.1:
-        return injured(data, most, chance)
+        return injured(data, maximum, chance)
     name = "document.npy" if chance.random() < 0.4 and "document.npy" in members else chance.choice(list(members))
     match chance.randrange(10):
         case 0:
@@ -46,17 +46,17 @@ def mutate(data: bytes, most: int, seed: int) -> bytes:
         case 1:
             members[chance.choice((name.upper(), "document.npy", "rank.npy", "../rank.npy"))] = members.pop(name)
         case 2:
-            members[name] = injured(members[name], most, chance)
+            members[name] = injured(members[name], maximum, chance)
         case _:
-            members[name] = _array(members[name], most, chance)
+            members[name] = _array(members[name], maximum, chance)
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", chance.choice((0, 0, 0, 0, 8, 12, 14))) as archive:
         for entry, content in members.items():
             archive.writestr(zipfile.ZipInfo(entry), content)
-    return written.getvalue()[:most]
+    return written.getvalue()[:maximum]
 
 
-def _array(data: bytes, most: int, chance: random.Random) -> bytes:
+def _array(data: bytes, maximum: int, chance: random.Random) -> bytes:
     """A member with other values, or values of another kind or shape."""
     try:
         array: Any = np.load(io.BytesIO(data))
@@ -73,7 +73,7 @@ def _array(data: bytes, most: int, chance: random.Random) -> bytes:
                 lambda: np.asfortranarray(array.reshape(2, -1)), lambda: np.array([(1, 2)], "i4,f8"),
             ))()  # fmt: skip
     except Exception:  # noqa: BLE001 -- what numpy says where a step makes no sense
-        return injured(data, most, chance)
+        return injured(data, maximum, chance)
     written = io.BytesIO()
     np.lib.format.write_array(written, array, chance.choice(((1, 0), (1, 0), (2, 0), (3, 0))), allow_pickle=False)
     return written.getvalue()

@@ -53,7 +53,7 @@ def seeds() -> dict[str, bytes]:
     }
 
 
-def mutate(data: bytes, most: int, seed: int) -> bytes:
+def mutate(data: bytes, maximum: int, seed: int) -> bytes:
     """A file changed as a tree of messages, or at its bytes."""
     chance = random.Random(seed)
     if chance.random() < 0.8:
@@ -62,10 +62,10 @@ def mutate(data: bytes, most: int, seed: int) -> bytes:
             model.ParseFromString(data)
             document = json.loads(json_format.MessageToJson(model))
             changed = json_format.ParseDict(tree(document, chance), onnx.ModelProto(), ignore_unknown_fields=True)
-            return bytes(changed.SerializeToString())[:most]
+            return bytes(changed.SerializeToString())[:maximum]
         except Exception:  # noqa: BLE001 -- what protobuf raises where a tree is no such message
-            return injured(data, most, chance)
-    return injured(data, most, chance)
+            return injured(data, maximum, chance)
+    return injured(data, maximum, chance)
 
 
 def estimate(path: Path) -> hpgo.Profile:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 TARGETS = (
-    "timelines", "npz", "orders", "plans", "pipeedge", "pipeedge_merge", "profiles", "galvatron_metis",
+    "timelines", "npz", "schedules", "plans", "pipeedge", "pipeedge_merge", "profiles", "galvatron_metis",
     "onnx_files", "tensors", "configurations",
 )  # fmt: skip
 _HEAD = ("target", "executions", "seconds", "per second", "edges", "features")

@@ -21,10 +21,10 @@ _LENGTH_BYTES = 8
 
 def seeds() -> dict[str, bytes]:
     """A file of tensors of several types and shapes, and the index of a checkpoint that a run has saved."""
-    orders = hpgo.schedule("1f1b", ranks=1, micro_batches=1)
+    schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=1)
     layers = torch.nn.Sequential(torch.nn.Linear(2, 2))
     workload = hpgo.runtime.Workload(layers, torch.zeros(1, 2), torch.zeros(1, 2), torch.nn.functional.mse_loss)
-    program = hpgo.program(orders, [(workload.layers, [0])], pipeline_micro_batch_size=1, global_batch_size=1)
+    program = hpgo.program(schedule, [(workload.layers, [0])], pipeline_micro_batch_size=1, global_batch_size=1)
     tensors = {
         "layer.0.weight": torch.ones(2, 3),
         "layer.0.bias": torch.zeros(2, dtype=torch.bfloat16),
@@ -41,20 +41,20 @@ def seeds() -> dict[str, bytes]:
         return {"tensors": Path(folder, "x.safetensors").read_bytes(), "index": json.dumps(facts).encode()}
 
 
-def mutate(data: bytes, most: int, seed: int) -> bytes:
+def mutate(data: bytes, maximum: int, seed: int) -> bytes:
     """A file whose header is changed as a tree, with the length that this gives it; an index as such."""
     chance = random.Random(seed)
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if data[:1] == b"{":
-        return documents(data, most, seed)
+        return documents(data, maximum, seed)
     try:
         header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length]) if chance.random() < 0.9 else None
     except (ValueError, RecursionError):
         header = None
     if header is None:
-        return injured(data, most, chance)
+        return injured(data, maximum, chance)
     text = json.dumps(tree(header, chance)).encode()
-    return (len(text).to_bytes(_LENGTH_BYTES, "little") + text + data[_LENGTH_BYTES + length :])[:most]
+    return (len(text).to_bytes(_LENGTH_BYTES, "little") + text + data[_LENGTH_BYTES + length :])[:maximum]
 
 
 def read(path: Path) -> list[torch.Tensor]:

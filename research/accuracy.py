@@ -28,10 +28,11 @@ import ranges
 
 from hpgo.errors import HpgoError
 from hpgo.hardware.cluster import Cluster
+from hpgo.hardware.rates import REPORTED_BYTES, key_of
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, estimate_llm, stages_of
 from hpgo.llm.layer_context import VALUE
-from hpgo.llm.parallelism import ParallelismConfig, RecomputedModule
+from hpgo.llm.parallelism import ParallelismConfig, RecomputedModule, StateDtype
 from hpgo.llm.stack import Stack, stack_of
 from hpgo.llm.step_range import RELATIVE_ERROR, StepKind, kind_of, log_sd
 from hpgo.llm.step_time import PipelineStages
@@ -166,7 +167,7 @@ _OF_A_RECIPE = {
     "overlap": "overlap_dp_comm",
 }  # fmt: skip
 """Fields by the words of a recipe's hash. These words must not change: they decide which half is fitted."""
-_MOST_OF_A_PLATFORM = 16
+_MAX_OF_A_PLATFORM = 16
 """Maximum number of points of a platform in a fit, so that no platform takes most of the time. Errors count all points.
 """
 
@@ -289,11 +290,11 @@ def _why_not(row: dict[str, Any]) -> str | None:
 
 def _point(row: dict[str, Any]) -> Point:
     held = row["model"]
-    micro_batch_size, chunks = row["mbs"], row["vpp"] or 1
+    micro_batch_size, vpp = row["mbs"], row["vpp"] or 1
     # Some reports give the batch per replica instead of the micro-batch, in the note of the row.
     if (local := _LOCAL_BATCH.match(row["note"] or "")) and "micro-batch size" in row["note"]:
         # torchtitan's default has one micro-batch per pipeline rank, and two virtual stages per rank if it interleaves.
-        micro_batch_size, chunks = max(1, int(local[1]) // row["pp"]), 2 if row["vpp"] is None else chunks
+        micro_batch_size, vpp = max(1, int(local[1]) // row["pp"]), 2 if row["vpp"] is None else vpp
     sizes = {key: held[key] for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")}
     model = Transformer(
         name=held["name"], **sizes, gated=held["gated"], tied=held["tied"], centred_norms=not held["gated"],
@@ -302,9 +303,11 @@ def _point(row: dict[str, Any]) -> Point:
     modules = _modules(row)
     config = ParallelismConfig(
         tp=row["tp"], sequence_parallel=bool(row["sp"]) and row["tp"] > 1, cp=row["cp"], ep=row["ep"],
-        pp=row["pp"], vpp=chunks, dp=row["dp"], micro_batch_size=micro_batch_size,
+        pp=row["pp"], vpp=vpp, dp=row["dp"], micro_batch_size=micro_batch_size,
         recompute="selective" if modules else _RECOMPUTE[row["recompute"]], recompute_modules=modules,
-        adam_moments_in_bf16=_is_of_bridge(row) and held["name"] in _NARROW_MOMENTS, zero_stage=row["zero"],
+        exp_avg_dtype=_moments(row), exp_avg_sq_dtype=_moments(row), zero_stage=row["zero"],
+        tp_comm_overlap=bool(row["tp"] > 1 and row["sp"] and (row.get("tp_overlap") or row.get("async_tp"))) or None,
+        dp_replicate=row["dp"] // (row.get("zero_group") or row["dp"]) if row["zero"] else 1,
         precision=_PRECISIONS.get(row["precision"], row["precision"]), flash_attention=bool(row["flash"]),
         fused_elementwise=not _framework(row).startswith(_UNFUSED),
         overlap_dp_comm=not _framework(row).startswith(_NO_OVERLAP),
@@ -315,8 +318,8 @@ def _point(row: dict[str, Any]) -> Point:
         grad_reduce_in_bf16=_adds_up_in_16_bits(row), cpu_offload_num_layers=_offloaded(row),
     )  # fmt: skip
     name = _CLUSTERS.get(row["hw"], row["hw"])
-    machine = Cluster.preset(f"{name}:1").devices
-    cluster = Cluster.preset(f"{name}:{-(-row['gpus'] // machine)}", adapter_gbit_s=row["nic_gbit_gpu"])
+    node = Cluster.preset(f"{name}:1").devices
+    cluster = Cluster.preset(f"{name}:{-(-row['gpus'] // node)}", adapter_gbit_s=row["nic_gbit_gpu"])
     return Point(
         row["id"], row["set"], model, cluster.first(row["gpus"]), config, held["seq"], row["gbs"],
         row["step_s"] or row["derived_step_s"], row["mem_gb"] and row["mem_gb"] * 1e9, row["mem_kind"] or "",
@@ -355,6 +358,10 @@ def _adds_up_in_16_bits(row: dict[str, Any]) -> bool:
 
 def _is_of_bridge(row: dict[str, Any]) -> bool:
     return _framework(row).startswith("Megatron-Bridge")
+
+
+def _moments(row: dict[str, Any]) -> StateDtype:
+    return "bf16" if _is_of_bridge(row) and row["model"]["name"] in _NARROW_MOMENTS else "fp32"
 
 
 def _modules(row: dict[str, Any]) -> tuple[RecomputedModule, ...]:
@@ -408,7 +415,7 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
         [
             (point, point.stages(CONSTANTS), point.step_s or math.nan)
             for point in sorted(held, key=lambda point: sha256(point.id.encode()).digest())[
-                : None if platform == EXPERTS else _MOST_OF_A_PLATFORM
+                : None if platform == EXPERTS else _MAX_OF_A_PLATFORM
             ]
         ]
         for platform, held in by_platform.items()
@@ -434,7 +441,7 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
 
     # Compare logarithms, so that a step predicted at half and at twice its time count the same.
     best = start or replace(CONSTANTS, **_START)
-    least = loss(best)
+    minimum = loss(best)
     for step in (0.2, 0.1, 0.05) if start is None else (0.1, 0.05):
         improved = True
         while improved:
@@ -446,8 +453,8 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
                     value = float(f"{min(high, max(low, getattr(best, name) * factor)):.3g}")
                     tried = replace(best, **{name: value})  # type: ignore[arg-type]  # all that are fitted are floats
                     found = loss(tried)
-                    if found < least - 1e-4:
-                        best, least, improved = tried, found, True
+                    if found < minimum - 1e-4:
+                        best, minimum, improved = tried, found, True
     return best
 
 
@@ -516,27 +523,22 @@ def pages(points: Sequence[Point], left: Counter[str], kept: dict[str, dict[str,
         *ranges.reliance_section(_counted(steps, ratio)),
         *_goals(platforms, orders, _memory_ratios(points, estimates)),
         *ranges.range_section(_every_left_out(steps, apart, kept), PLATFORMS, *_spreads(apart)),
-        *_summary(platforms, apart),
         *_with_experts(experts, ratio, kept, _trust(apart)),
-        *_in_order(orders),
-        *_worst_memory(points, estimates),
-        *_that_ran(points, estimates),
         *_mechanisms(steps),
         *_METHOD,
     ]
     tables = [
         *_TABLES_HEAD,
         *_constants(kept),
+        *_summary(platforms, apart),
+        *_in_order(orders),
+        *_that_ran(points, estimates),
         *_memory(points, estimates),
         *_left(left),
         *_points(steps, estimates, ratio),
         "",
     ]
     return {PAGE: "\n".join(conclusions), TABLES: "\n".join(tables)}
-
-
-_WORST_SHOWN = 10
-"""Number of memory points on the page of conclusions. Not tuned."""
 
 
 def _head() -> list[str]:
@@ -563,8 +565,9 @@ def _head() -> list[str]:
         ),
         "",
         (
-            "`make accuracy` writes this page. [accuracy-tables.md](../research/accuracy-tables.md) has every step,"
-            " every memory size and the fitted constants. [cost-terms.md](cost-terms.md) explains the terms. No number"
+            "`make accuracy` writes this page. [accuracy-tables.md](../research/accuracy-tables.md) has every step and"
+            " memory size, errors by platform, the order of configurations, and the fitted constants."
+            " [cost-terms.md](cost-terms.md) explains the terms. No number"
             " is corrected by platform."
         ),
         "",
@@ -671,8 +674,8 @@ _VTRAIN = "Three configurations with tp 4 and 8 took 1.3 to 1.9 times the predic
 _REGRET = "In one comparison of three: tp 4 with two stages is chosen, but tp 8 without a pipeline was faster."
 _BLOOM = "Four of the five are 6 to 7 % apart."
 _INTERNLM = (
-    "All five include a step whose optimizer state is sharded over 256 or 1,024 GPUs. It took up to 1.6 times as long"
-    " as the same configuration with fewer shards. No term covers that."
+    "Nine of the twelve include a step whose optimizer state is sharded over 128 to 1,024 GPUs. It took up to 1.6 times"
+    " as long as the same configuration with shards in groups of 8 or 4. No term covers that."
 )
 _MEMORY = (
     "A run of BLOOM with micro-batches of 2, which needed more than the same run with 4. Three others are 11 to 12 %"
@@ -749,8 +752,8 @@ def _summary(platforms: dict[str, Row], apart: dict[str, list[tuple[Point, float
             f"The logarithms of predicted over measured left-out steps have a standard deviation of {within:.2f} around"
             f" the mean of their platform, and these means one of {between:.2f} around 0. So of a single step's"
             " deviation, about half belongs to the platform. `hpgo llm calibrate` fits terms to several steps"
-            " ([llm.md](llm.md#what-a-few-steps-tell)). ZeRO-3 of 2021 is an outdated stack: it is part of no fit and"
-            " no mean."
+            " ([llm.md](../docs/llm.md#what-a-few-steps-tell)). ZeRO-3 of 2021 is an outdated stack: it is part of"
+            " no fit and no mean."
         ),
     ]
     return [*lines, ""]
@@ -1051,21 +1054,6 @@ def _memory_range(points: Sequence[Point], estimates: dict[str, LlmEstimate]) ->
     )
 
 
-def _worst_memory(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[str]:
-    """Return the memory sizes with the largest errors, for the page of conclusions."""
-    rows = sorted(_memory_rows(points, estimates), key=lambda row: -abs(row[0] - 1))
-    return [
-        "## Memory",
-        "",
-        f"Memory of the fullest GPU. {_memory_range(points, estimates)} These {_WORST_SHOWN} are the furthest off:",
-        "",
-        "| point | kind of measurement | measured | predicted | ratio |",
-        "|---|---|---|---|---|",
-        *(row for _, row in rows[:_WORST_SHOWN]),
-        "",
-    ]
-
-
 def _memory_ratios(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> Errors:
     """Return predicted over measured bytes of the fullest GPU."""
     return Errors(
@@ -1101,7 +1089,7 @@ def _returned(point: Point) -> float:
 def _that_ran(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[str]:
     """Return the share of measured configurations that are predicted to fit, and those published as too large."""
     lines = [
-        "### Configurations that ran",
+        "## Configurations that ran",
         "",
         (
             "All of these ran, so all should be predicted to fit. If a release does not state the number format of"
@@ -1118,6 +1106,7 @@ def _that_ran(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> lis
     lines.append(f"| **all** | {len(every)} | | {_percent(_fitting([estimates[point.id] for point in every]))} |")
     short = [
         f"`{point.id}` lacks {one.shortfall_bytes / 1e9:.1f} GB of {one.capacity_bytes / 1e9:.0f}"
+        + _reported(point, one)
         for point in every
         if not (one := estimates[point.id]).fits
     ]
@@ -1126,6 +1115,12 @@ def _that_ran(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> lis
     lines += ["", f"Predicted not to fit: {'; '.join(short)}."] if short else []
     too_large = f"Of {len(large)} configurations published as too large, {refused} are predicted not to fit."
     return [*lines, "", too_large, ""]
+
+
+def _reported(point: Point, estimate: LlmEstimate) -> str:
+    """Return the memory that PyTorch reports of the card, if the configuration fits into that; else an empty string."""
+    reported_bytes = REPORTED_BYTES.get(key_of(point.cluster.nodes[0].device.name) or "", 0.0)
+    return f" (the card reports {reported_bytes / 1e9:.1f})" if estimate.fullest.peak_bytes <= reported_bytes else ""
 
 
 def _fitting(estimates: Sequence[LlmEstimate]) -> float:

@@ -58,13 +58,13 @@ class Annealing:
         self.sizes = [
             size for size in range(profile.batch_sizes[0], batch + 1) if batch % size == 0 and batch // size <= 1024
         ]
-        kinds = [machine.device for machine in cluster.nodes for _ in range(machine.count)]
+        kinds = [node.device for node in cluster.nodes for _ in range(node.count)]
         self.memory_bytes = [device.memory_bytes for device in kinds]
         self.speed = [device.speed for device in kinds]
-        self.machines: list[list[int]] = []
-        for machine in cluster.nodes:
-            first = sum(map(len, self.machines))
-            self.machines.append(list(range(first, first + machine.count)))
+        self.nodes: list[list[int]] = []
+        for node in cluster.nodes:
+            first = sum(map(len, self.nodes))
+            self.nodes.append(list(range(first, first + node.count)))
         self.best: hpgo.Plan | None = None
         self.evaluated = 0
 
@@ -84,7 +84,7 @@ class Annealing:
         except hpgo.errors.ArgumentError:  # A replica would get less than the smallest profiled batch.
             return math.inf
         lacking = sum(
-            max(0.0, -stage.headroom_bytes) / min(self.memory_bytes[device] for device in stage.devices)
+            max(0.0, -stage.free_bytes) / min(self.memory_bytes[device] for device in stage.devices)
             for stage in plan.stages
         )
         if plan.fits and (self.best is None or plan.step_s < self.best.step_s):
@@ -93,9 +93,9 @@ class Annealing:
 
     def starts(self) -> Iterator[State]:
         """Yield balanced pipelines of all depths, orders of devices and micro-batch sizes."""
-        given = tuple(device for machine in self.machines for device in machine)
-        turns = range(max(map(len, self.machines)))
-        dealt = tuple(machine[turn] for turn in turns for machine in self.machines if turn < len(machine))
+        given = tuple(device for node in self.nodes for device in node)
+        turns = range(max(map(len, self.nodes)))
+        dealt = tuple(node[turn] for turn in turns for node in self.nodes if turn < len(node))
         fast = tuple(sorted(given, key=lambda device: -self.speed[device]))
         # Adjacent devices keep a stage on fast links, dealt ones spread it, and the third order has fast ones first.
         recomputes = (False, True) if self.question.options.get("recompute") else (False,)
@@ -108,8 +108,8 @@ class Annealing:
                 shares = list(accumulate(sum(self.speed[device] for device in stage) for stage in devices))
                 ends = [bisect_left(self.spent_s, self.spent_s[-1] * share / shares[-1]) + 1 for share in shares[:-1]]
                 for stage in range(depth - 1):  # every stage keeps a layer
-                    least = ends[stage - 1] + 1 if stage else 1
-                    ends[stage] = min(max(ends[stage], least), len(self.order) - (depth - 1 - stage))
+                    minimum = ends[stage - 1] + 1 if stage else 1
+                    ends[stage] = min(max(ends[stage], minimum), len(self.order) - (depth - 1 - stage))
                 for size, recompute in product(self.sizes, recomputes):
                     yield State((*ends, len(self.order)), devices, size, recompute)
 
@@ -133,9 +133,9 @@ class Annealing:
         """Move up to one machine's number of devices between two stages, or between a stage and the idle devices."""
         used = {device for stage in state.devices for device in stage}
         groups = [list(stage) for stage in state.devices]
-        groups.append([device for machine in self.machines for device in machine if device not in used])
+        groups.append([device for node in self.nodes for device in node if device not in used])
         giver, taker = self.dice.sample(range(len(groups)), 2)
-        many = self.dice.choice((1, 1, 2, 4, len(self.machines[0])))
+        many = self.dice.choice((1, 1, 2, 4, len(self.nodes[0])))
         if len(groups[giver]) - many < (giver < len(state.devices)):
             return None
         at = self.dice.choice((0, len(groups[giver]) - many, self.dice.randrange(len(groups[giver]) - many + 1)))

@@ -22,12 +22,12 @@ SCHEDULES = ("eager_1f1b", "interleaved", "zb", "auto")
 TYPES = 6
 
 
-def uneven(machines: int, types: int) -> hpgo.Cluster:
+def uneven(nodes: int, types: int) -> hpgo.Cluster:
     """Return a cluster of machines of `types` types, the same in each run."""
-    chance = Random(machines)  # noqa: S311 -- machines, not secrets
+    chance = Random(nodes)  # noqa: S311 -- machines, not secrets
     devices = [Device(f"t{at}", chance.uniform(4e9, 16e9), chance.uniform(0.3, 3.0)) for at in range(types)]
-    made = tuple(Node(chance.choice(devices), chance.randint(1, 8)) for _ in range(machines))
-    return hpgo.Cluster(name=f"{machines} machines", nodes=made, intra=LINKS.intra, inter=LINKS.inter)
+    made = tuple(Node(chance.choice(devices), chance.randint(1, 8)) for _ in range(nodes))
+    return hpgo.Cluster(name=f"{nodes} nodes", nodes=made, intra=LINKS.intra, inter=LINKS.inter)
 
 
 def chain(layers: int) -> hpgo.Profile:
@@ -54,12 +54,12 @@ def took_s(profile: hpgo.Profile, cluster: hpgo.Cluster, schedule: str, time_lim
 def table() -> str:
     """Return a row for each question and a column for each schedule."""
     bert, rows = hpgo.read_profile("bert-48"), []
-    for profile, machines, types, time_limit_s in (
+    for profile, nodes, types, time_limit_s in (
         (bert, 200, 200, 0.5), (bert, 800, 800, 0.5), (bert, 2_000, TYPES, 0.5), (bert, 20_000, TYPES, 1.0),
         (chain(500), 800, TYPES, 1.0), (chain(2_000), 2_000, TYPES, 2.0),
     ):  # fmt: skip
-        cluster = uneven(machines, types)
-        asked = f"{profile.name}, {machines:,} machines of {types} types, {cluster.devices:,} devices"
+        cluster = uneven(nodes, types)
+        asked = f"{profile.name}, {nodes:,} machines of {types} types, {cluster.devices:,} devices"
         taken = [took_s(profile, cluster, schedule, time_limit_s) for schedule in SCHEDULES]
         rows.append([asked, f"{time_limit_s} s", *taken])
     return "\n".join(markdown(["question", "deadline", *(f"`{name}`" for name in SCHEDULES)], rows))

@@ -103,14 +103,14 @@ def program_of_variant(name: str, layers: Sequence[str], batch_size: int) -> Pro
         )
     stages = [tuple(layers[begin:end]) for begin, end in pairwise((0, *variant.cuts, len(layers)))]
     return program(
-        _orders(variant, len(stages)),
+        _schedule_of(variant, len(stages)),
         [(ids, [stage % WORKERS]) for stage, ids in enumerate(stages)],
         pipeline_micro_batch_size=batch_size // variant.micro_batches,
         global_batch_size=batch_size,
     )
 
 
-def _orders(variant: Variant, stages: int) -> Schedule:
+def _schedule_of(variant: Variant, stages: int) -> Schedule:
     if variant.name == "sequential":
         return schedule("sequential", ranks=WORKERS, micro_batches=variant.micro_batches)
     if variant.name == "async":
@@ -123,7 +123,7 @@ def staggered(stages: int, workers: int, micro_batches: int) -> Schedule:
 
     Worker s mod `workers` has stage s. It runs its stages of a step one after the other.
 
-    >>> staggered(4, 2, 2).orders[0]
+    >>> staggered(4, 2, 2).action_lists[0]
     ['0F0', '0F1', '2F0', '2F1', '2B0', '2B1', '0B0', '0B1']
     """
     lines: list[list[str]] = [[] for _ in range(min(workers, stages))]

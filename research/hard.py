@@ -94,7 +94,7 @@ def row(name: str, limit_s: float) -> Row:
         "layers": len(question.profile.layers),
         "branches": question.branches,
         "cluster": question.cluster.name,
-        "kinds": len({machine.device for machine in question.cluster.nodes}),
+        "kinds": len({node.device for node in question.cluster.nodes}),
         "batch": question.options["global_batch_size"],
     }
     # A timer of processor time ends the search like Ctrl-C, independent of other load on the machine.

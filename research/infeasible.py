@@ -23,7 +23,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from hard import numbers_of
-from questions import Graph, Question, chain, inception, machines, needed_bytes, question, resnet, towers, translator
+from questions import Graph, Question, chain, inception, needed_bytes, nodes, question, resnet, towers, translator
 
 import hpgo
 import hpgo.planning.schedule_search  # loaded before any time is taken
@@ -56,11 +56,11 @@ def short_of_memory(seed: int) -> Question:
     kind = kind_of(seed)
     asked = question(seed) if kind == "hard" else varied(seed, dice, small=kind == "small")
     enough_bytes = needed_bytes(asked.profile, min(32, asked.cluster.devices))
-    largest_bytes = max(machine.device.memory_bytes for machine in asked.cluster.nodes)
+    largest_bytes = max(node.device.memory_bytes for node in asked.cluster.nodes)
     factor = enough_bytes / largest_bytes * 0.1 ** dice.random()
     shrunk = tuple(
-        replace(machine, device=replace(machine.device, memory_bytes=factor * machine.device.memory_bytes))
-        for machine in asked.cluster.nodes
+        replace(node, device=replace(node.device, memory_bytes=factor * node.device.memory_bytes))
+        for node in asked.cluster.nodes
     )
     return replace(asked, cluster=replace(asked.cluster, nodes=shrunk))
 
@@ -72,7 +72,7 @@ def varied(seed: int, dice: Random, *, small: bool) -> Question:
     shape = dice.choice(shapes)
     kinds = min(shape[0], dice.choice((1, 1, 2, 3)))
     link = Link(10e9, 10e9, 5e-6)
-    cluster = hpgo.Cluster(f"{shape[0]}x{shape[1]}", machines(dice, shape, 1e12, kinds), link, link)
+    cluster = hpgo.Cluster(f"{shape[0]}x{shape[1]}", nodes(dice, shape, 1e12, kinds), link, link)
     options: dict[str, Any] = {
         "global_batch_size": profile.batch_sizes[-1] * dice.choice((1, 2, 4, 8, 32)),
         "schedule": dice.choice(SCHEDULES),

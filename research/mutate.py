@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_FILES = 6
+MAX_FILES = 6
 """Test files that run for one place, at most: those named after the module first. Not tuned."""
-MOST_S = 900.0
+MAX_S = 900.0
 """A change that makes the tests run longer than this is counted as found."""
 _COMPARISONS = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
@@ -145,7 +145,7 @@ def drawn(files: list[str], count: int, seed: int) -> list[Place]:
 
 
 def tests_of(file: str) -> list[str]:
-    """Return the test files that name a Python file's module, or its package if none does; at most `MOST_FILES`."""
+    """Return the test files that name a Python file's module, or its package if none does; at most `MAX_FILES`."""
     module = file.removeprefix("python/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     while module != "hpgo":
         package, _, stem = module.rpartition(".")
@@ -157,13 +157,13 @@ def tests_of(file: str) -> list[str]:
             if is_named or says.search(text):
                 ranked.append((not is_named, len(text), f"tests/{path.name}"))
         if ranked:
-            return [name for *_, name in sorted(ranked)[:MOST_FILES]]
+            return [name for *_, name in sorted(ranked)[:MAX_FILES]]
         module = package  # a part that tests reach by its package
     return []
 
 
 def ended(command: list[str], folder: Path) -> tuple[int, str]:
-    """Return the exit code and the last lines of a command; -1 if it takes longer than `MOST_S`."""
+    """Return the exit code and the last lines of a command; -1 if it takes longer than `MAX_S`."""
     environment = os.environ | {"PYTHONPATH": str(folder / "python"), "OMP_NUM_THREADS": "1"}
     environment.setdefault("HPGO_REFERENCE", str(ROOT.parent / "shared/reference"))
     with subprocess.Popen(  # noqa: S603 -- commands of this script
@@ -171,7 +171,7 @@ def ended(command: list[str], folder: Path) -> tuple[int, str]:
         start_new_session=True,
     ) as process:  # fmt: skip
         try:
-            out = process.communicate(timeout=MOST_S)[0]
+            out = process.communicate(timeout=MAX_S)[0]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             return -1, "took too long"

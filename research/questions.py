@@ -274,7 +274,7 @@ def needed_bytes(profile: hpgo.Profile, stages: int) -> float:
     return max(held) + 2 * max(layer.activation_bytes[0] for layer in profile.layers)
 
 
-def machines(dice: Random, shape: tuple[int, int], memory_bytes: float, kinds: int) -> tuple[Node, ...]:
+def nodes(dice: Random, shape: tuple[int, int], memory_bytes: float, kinds: int) -> tuple[Node, ...]:
     """Return equal machines, or runs of two or three kinds with different speed and memory, in random order."""
     count, devices = shape
     classes = [Node(Device("first", memory_bytes), devices)]
@@ -286,7 +286,7 @@ def machines(dice: Random, shape: tuple[int, int], memory_bytes: float, kinds: i
     counts = [end - start for start, end in pairwise([0, *ends, count])]
     runs = list(zip(classes, counts, strict=True))
     dice.shuffle(runs)
-    return tuple(machine for machine, run in runs for _ in range(run))
+    return tuple(node for node, run in runs for _ in range(run))
 
 
 def question(seed: int) -> Question:
@@ -307,7 +307,7 @@ def question(seed: int) -> Question:
     latency_s = dice.choice((0.0, 5e-6, 2e-5))
     cluster = hpgo.Cluster(
         f"{shape[0]}x{shape[1]}",
-        machines(dice, shape, memory_bytes, kinds),
+        nodes(dice, shape, memory_bytes, kinds),
         Link(inside, inside, latency_s),
         Link(between, between, latency_s),
     )
@@ -321,7 +321,7 @@ def random_chain(layers: int, shape: tuple[int, int], kinds: int) -> tuple[hpgo.
     profile = chain(Graph("chain", 8, dice), layers)
     memory_bytes = needed_bytes(profile, min(32, shape[0] * shape[1] // 2)) * 1.2
     between = Link(10e9 / 8, 10e9 / 8, 5e-6)
-    runs = machines(dice, shape, memory_bytes, kinds)
+    runs = nodes(dice, shape, memory_bytes, kinds)
     return profile, hpgo.Cluster(f"{shape[0]}x{shape[1]}", runs, Link(12e9, 12e9, 5e-6), between)
 
 

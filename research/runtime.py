@@ -111,10 +111,10 @@ def blocks(kind: Callable[[int], nn.Module], width: int, count: int) -> nn.Seque
 def ours(order: str, model: nn.Sequential, example: torch.Tensor, rows: int, micro_batches: int) -> Pipeline:
     """Return a pipeline of two stages."""
     workload = Workload(model, example, example, nn.functional.mse_loss)
-    orders = hpgo.schedule(order, ranks=2, micro_batches=micro_batches)
+    schedule = hpgo.schedule(order, ranks=2, micro_batches=micro_batches)
     half = len(model) // 2
     program = hpgo.program(
-        orders, [(workload.layers[:half], [0]), (workload.layers[half:], [1])],
+        schedule, [(workload.layers[:half], [0]), (workload.layers[half:], [1])],
         pipeline_micro_batch_size=rows, global_batch_size=rows * micro_batches,
     )  # fmt: skip
     return Pipeline(program, workload)
@@ -273,10 +273,10 @@ def report(name: str, times_s: dict[str, list[float]], micro_batches: int) -> No
     print(name)
     for who, those in times_s.items():
         faster = statistics.median(one / other for one, other in zip(times_s["alone"], those, strict=True))
-        least = min(times_s["alone"]) / min(those)
+        minimum = min(times_s["alone"]) / min(those)
         print(
             f"  {who:6} {statistics.median(those) * 1e3:9.2f} ms  {faster:5.3f} x alone  {100 * faster / bound:5.1f} %"
-            f" of the bound   shortest {min(those) * 1e3:9.2f} ms  {least:5.3f} x  {100 * least / bound:5.1f} %"
+            f" of the bound   shortest {min(those) * 1e3:9.2f} ms  {minimum:5.3f} x  {100 * minimum / bound:5.1f} %"
         )
 
 
@@ -291,9 +291,9 @@ def save(rank: int, meet: str, times: int) -> None:
     width = round((BYTES / RANKS / 12) ** 0.5)  # three numbers of four bytes a weight
     example = torch.zeros(2, width)
     workload = Workload([nn.Linear(width, width) for _ in range(RANKS)], example, example, nn.functional.mse_loss)
-    orders = hpgo.schedule("1f1b", ranks=RANKS, micro_batches=MICRO_BATCHES)
+    schedule = hpgo.schedule("1f1b", ranks=RANKS, micro_batches=MICRO_BATCHES)
     program = hpgo.program(
-        orders, [([layer], [at]) for at, layer in enumerate(workload.layers)],
+        schedule, [([layer], [at]) for at, layer in enumerate(workload.layers)],
         pipeline_micro_batch_size=ROWS, global_batch_size=ROWS * MICRO_BATCHES,
     )  # fmt: skip
     pipeline = Pipeline(program, workload, optimizer=lambda weights: torch.optim.Adam(weights, lr=1e-6))
@@ -366,9 +366,9 @@ def stream(
     """Stream micro-batches through a model that is cut in the middle, and report latency and throughput."""
     whole = make().eval()
     workload = Workload(make(), batches[0], batches[0], nn.functional.mse_loss)
-    half, orders = len(workload.layers) // 2, hpgo.schedule("forward_only", ranks=2, micro_batches=STREAM)
+    half, schedule = len(workload.layers) // 2, hpgo.schedule("forward_only", ranks=2, micro_batches=STREAM)
     program = hpgo.program(
-        orders, [(workload.layers[:half], [0]), (workload.layers[half:], [1])],
+        schedule, [(workload.layers[:half], [0]), (workload.layers[half:], [1])],
         pipeline_micro_batch_size=len(batches[0]), global_batch_size=len(batches[0]) * STREAM,
     )  # fmt: skip
     pipeline = InferencePipeline(program, workload)

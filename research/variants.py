@@ -1,7 +1,7 @@
-"""Train VGG-19 in the four ways of the Pipeline Execution Engine, and as a plan has it; docs/variants.md.
+"""Train VGG-19 in the four ways of the Pipeline Execution Engine, and as a plan has it; research/variants.md.
 
 python research/variants.py
-python research/variants.py --search --alone --write docs/variants.md   # ten minutes
+python research/variants.py --search --alone --write research/variants.md   # ten minutes
 """
 
 from __future__ import annotations

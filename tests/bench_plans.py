@@ -70,11 +70,11 @@ def test_schedules(benchmark: Any, model: str, preset: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "machines", "size"), LARGE, ids=[f"{model} {size} on {machines}x8" for model, machines, size in LARGE]
+    ("model", "nodes", "size"), LARGE, ids=[f"{model} {size} on {nodes}x8" for model, nodes, size in LARGE]
 )
-def test_plan_for_many_machines(benchmark: Any, model: str, machines: int, size: int) -> None:
+def test_plan_for_many_machines(benchmark: Any, model: str, nodes: int, size: int) -> None:
     profile = hpgo.read_profile(model)
-    cluster = hpgo.Cluster.of(nodes=machines, devices_per_node=8, intra_gbit_s=1_200, inter_gbit_s=25, memory="40 GB")
+    cluster = hpgo.Cluster.of(nodes=nodes, devices_per_node=8, intra_gbit_s=1_200, inter_gbit_s=25, memory="40 GB")
     told(
         benchmark,
         benchmark.pedantic(hpgo.plan, (profile, cluster), {"global_batch_size": size}, rounds=3),

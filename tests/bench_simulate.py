@@ -17,10 +17,12 @@ def test_order(benchmark, ranks: int, micro_batches: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cap"), [("zb", None), ("zb", 16), ("hanayo", None), ("v_half", None), ("v_min", None)]
+    ("name", "activation_limit"), [("zb", None), ("zb", 16), ("hanayo", None), ("v_half", None), ("v_min", None)]
 )
-def test_searched_order(benchmark, name: str, cap: int | None) -> None:
-    benchmark.pedantic(hpgo.schedule, (name,), {"ranks": 16, "micro_batches": 128, "cap": cap}, rounds=40)
+def test_searched_order(benchmark, name: str, activation_limit: int | None) -> None:
+    benchmark.pedantic(
+        hpgo.schedule, (name,), {"ranks": 16, "micro_batches": 128, "activation_limit": activation_limit}, rounds=40
+    )
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)

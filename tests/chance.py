@@ -161,7 +161,7 @@ class Case:
     cluster: hpgo.Cluster
     stages: list[tuple[list[str], list[int]]]
 
-    def least(self, *sizes: int) -> int:
+    def minimum(self, *sizes: int) -> int:
         """The largest of some sizes of a micro-batch and of what gives each replica a sample."""
         return max(*sizes, *(len(devices) for _, devices in self.stages))
 
@@ -170,7 +170,7 @@ class Case:
         given = {
             "global_batch_size": assumed.micro_batches * assumed.micro_batch,
             "pipeline_micro_batch_size": assumed.micro_batch,
-            "min_micro_batch_size": 1,
+            "min_samples_per_replica": 1,
             "schedule": assumed.schedule,
             "recompute": assumed.recompute,
             "overlap": assumed.overlap,
@@ -195,13 +195,13 @@ def case(chance: Random, *, counts: tuple[int, int], batch_sizes: Sequence[tuple
     sizes, count = chance.choice(batch_sizes), chance.randint(*counts)
     how = {"branching": chance.random() < 0.5, **how}
     layers = profile(chance, batch_sizes=sizes, count=count, free=0.2, **how)
-    machines = cluster(chance)
-    return Case(layers, machines, stages(chance, layers, machines))
+    nodes = cluster(chance)
+    return Case(layers, nodes, stages(chance, layers, nodes))
 
 
 def cluster(chance: Random) -> hpgo.Cluster:
     """One to four machines of one to four devices; some are slow."""
-    machines = [
+    nodes = [
         {
             "devices": chance.randint(1, 4),
             "memory": between(chance, 1e9, 1e11),
@@ -210,10 +210,10 @@ def cluster(chance: Random) -> hpgo.Cluster:
         }
         for number in range(chance.randint(1, 4))
     ]
-    return linked(chance, machines)
+    return linked(chance, nodes)
 
 
-def linked(chance: Random, machines: list[dict[str, Any]]) -> hpgo.Cluster:
+def linked(chance: Random, nodes: list[dict[str, Any]]) -> hpgo.Cluster:
     """Machines as files have them, with links that may have latencies."""
 
     def link() -> dict[str, float]:
@@ -223,7 +223,7 @@ def linked(chance: Random, machines: list[dict[str, Any]]) -> hpgo.Cluster:
             "latency": chance.choice([0.0, between(chance, 1e-4, 1.0)]),
         }
 
-    document = {"hpgo_cluster": 1, "name": "random", "nodes": machines, "intra": link(), "inter": link()}
+    document = {"hpgo_cluster": 1, "name": "random", "nodes": nodes, "intra": link(), "inter": link()}
     return hpgo.Cluster.from_document(document, file="random")
 
 

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import elastic_models
-from elastic_runs import RUN, Machines, undisturbed
+from elastic_runs import RUN, Nodes, undisturbed
 
 from hpgo.base.messages import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MACHINES, LEAST = 8, 4
+NODES, MIN_NODES = 8, 4
 PACE_S = 0.02
 WAITS = {"last_call_timeout": 4, "keep_alive_interval": 1, "keep_alive_max_attempt": 8}
 LIMITS = ("--timeout", "60", "--heartbeat-timeout", "5")
@@ -44,7 +44,7 @@ RUNNING_S = 1.0
 class Chaos:
     """What is done to the machines, and when."""
 
-    machines: Machines
+    cluster: Nodes
     chance: random.Random
     faults: list[tuple[str, float]] = field(default_factory=list)
     """What was done, and when."""
@@ -56,23 +56,23 @@ class Chaos:
 
     def do(self) -> None:
         """One thing to one machine that is there."""
-        there = [one for one in range(MACHINES) if one not in self.back]
+        there = [one for one in range(NODES) if one not in self.back]
         one = self.chance.choice(there)
         kinds = ["rank killed", "rank stopped"]
-        if len(there) > LEAST:
+        if len(there) > MIN_NODES:
             kinds += ["node killed", "node stopped"] * 2
         kind = self.chance.choice(kinds)
         self.faults.append((kind, time.time()))
         if kind == "rank killed":
-            self.machines.signal(one, signal.SIGKILL, agent=False)
+            self.cluster.signal(one, signal.SIGKILL, agent=False)
         elif kind == "rank stopped":  # the others end it
-            self.machines.signal(one, signal.SIGSTOP, agent=False)
+            self.cluster.signal(one, signal.SIGSTOP, agent=False)
         elif kind == "node killed":
-            self.machines.lose(one)
-            self._returns(one, lambda: self.machines.start(one))
+            self.cluster.lose(one)
+            self._returns(one, lambda: self.cluster.start(one))
         else:
-            self.machines.signal(one, signal.SIGSTOP)
-            self._returns(one, lambda: self.machines.signal(one, signal.SIGCONT))
+            self.cluster.signal(one, signal.SIGSTOP)
+            self._returns(one, lambda: self.cluster.signal(one, signal.SIGCONT))
 
     def _returns(self, one: int, how: Callable[[], None]) -> None:
         self.back[one] = time.monotonic() + self.chance.uniform(*AWAY_S), how
@@ -87,18 +87,18 @@ class Chaos:
 
     def keep_up(self) -> None:
         """Does what a queue would if an agent has given up: starts the job anew, on all machines."""
-        if any(self.machines.agents[one].poll() is not None for one in range(MACHINES) if one not in self.back):
+        if any(self.cluster.agents[one].poll() is not None for one in range(NODES) if one not in self.back):
             self.let_return(all_of_them=True)
-            self.machines.anew()
-            self.machines.start(*range(MACHINES))
+            self.cluster.anew()
+            self.cluster.start(*range(NODES))
             self.anew += 1
 
 
-def disturb(machines: Machines, minutes: float, seed: int) -> Chaos:
+def disturb(cluster: Nodes, minutes: float, seed: int) -> Chaos:
     """So many minutes of it, after which all machines are back."""
-    chaos = Chaos(machines, random.Random(seed))
-    machines.start(*range(MACHINES))
-    machines.wait_for(lambda steps: len(steps) > 3)
+    chaos = Chaos(cluster, random.Random(seed))
+    cluster.start(*range(NODES))
+    cluster.wait_for(lambda steps: len(steps) > 3)
     until_s = time.monotonic() + 60 * minutes
     while time.monotonic() < until_s:
         next_s = time.monotonic() + chaos.chance.uniform(*PAUSE_S)
@@ -108,22 +108,22 @@ def disturb(machines: Machines, minutes: float, seed: int) -> Chaos:
             time.sleep(0.05)
         chaos.do()
     chaos.let_return(all_of_them=True)
-    seen, until_s = len(machines.steps()), time.monotonic() + PATIENCE_S
-    while [one["ranks"] for one in machines.steps()[seen:][-3:]] != [MACHINES] * 3:
+    seen, until_s = len(cluster.steps()), time.monotonic() + PATIENCE_S
+    while [one["ranks"] for one in cluster.steps()[seen:][-3:]] != [NODES] * 3:
         if time.monotonic() > until_s:
-            raise SystemExit(f"not all machines have come back:\n{machines.said()}")
+            raise SystemExit(f"not all machines have come back:\n{cluster.said()}")
         chaos.keep_up()
         time.sleep(0.05)
-    machines.anew()
+    cluster.anew()
     return chaos
 
 
-def wrong(machines: Machines, folder: Path) -> list[str]:
+def wrong(cluster: Nodes, folder: Path) -> list[str]:
     """What is not as if nothing had happened."""
     (folder / "pace").unlink()
-    found = [f"process {one} was left" for one in machines.left]
+    found = [f"process {one} was left" for one in cluster.left]
     found += [f"{path.name} was left" for path in (folder / "saved").iterdir() if not path.name.startswith("step-")]
-    steps = machines.steps()
+    steps = cluster.steps()
     last = max(one["step"] for one in steps)
     whole = undisturbed(folder, last + 3)
     after = undisturbed(folder, last + 3, "--checkpoint", "saved", "--resume")
@@ -160,14 +160,14 @@ def main() -> int:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        elastic_models.plan(MACHINES).save(folder / "plan.json")
+        elastic_models.plan(NODES).save(folder / "plan.json")
         (folder / "pace").write_text(str(PACE_S))
         words = (*RUN, "--elastic", "--checkpoint", "saved", "--every", "5", "--losses", "losses.jsonl", *LIMITS)
-        nodes = f"{LEAST}:{MACHINES}"
-        with Machines(folder, nodes, *words, "--steps", "1000000", restarts=100000, waits=WAITS) as machines:
-            chaos = disturb(machines, asked.minutes, asked.seed)
-        strange = wrong(machines, folder)
-        steps = machines.steps()
+        nodes = f"{MIN_NODES}:{NODES}"
+        with Nodes(folder, nodes, *words, "--steps", "1000000", restarts=100000, waits=WAITS) as cluster:
+            chaos = disturb(cluster, asked.minutes, asked.seed)
+        strange = wrong(cluster, folder)
+        steps = cluster.steps()
     rows = table(chaos, steps)
     done, last = len(steps), max(one["step"] for one in steps)
     starts = sum(1 for before, after in itertools.pairwise(steps) if after["ranks"] != before["ranks"])

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 torch.set_num_threads(1)
 
 
-def random_stages(workload: Workload, chance: random.Random, most: int = 5) -> list[list[str]]:
+def random_stages(workload: Workload, chance: random.Random, maximum: int = 5) -> list[list[str]]:
     """The layers, cut at random places."""
     layers = list(workload.layers)
-    cuts = sorted(chance.sample(range(1, len(layers)), chance.randint(1, min(most, len(layers) - 1))))
+    cuts = sorted(chance.sample(range(1, len(layers)), chance.randint(1, min(maximum, len(layers) - 1))))
     return [layers[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(layers)], strict=True)]
 
 

@@ -5,6 +5,6 @@ from __future__ import annotations
 import os
 
 
-def examples(most: int, share: int = 3) -> int:
-    """Return the number of random examples: `most` if HPGO_LAWS_EXAMPLES is set, and otherwise one in `share`."""
-    return most if "HPGO_LAWS_EXAMPLES" in os.environ else most // share
+def examples(maximum: int, share: int = 3) -> int:
+    """Return the number of random examples: `maximum` if HPGO_LAWS_EXAMPLES is set, and otherwise one in `share`."""
+    return maximum if "HPGO_LAWS_EXAMPLES" in os.environ else maximum // share

@@ -47,12 +47,12 @@ def data() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(WIDTH, generator=draw), torch.randn(1, generator=draw)) for _ in range(5 * BATCH + 7)]
 
 
-def plan(machines: int, *, memory: str = "1 GB") -> hpgo.Plan:
+def plan(nodes: int, *, memory: str = "1 GB") -> hpgo.Plan:
     """For so many machines of one device: stages with replicas, which share the optimizer's state."""
     profile = hpgo.Profile.chain(
         "toy", batch_size=1, forward_s=[1e-3] * LAYERS, backward_s=[2e-3] * LAYERS,
         activation_bytes=[1e4] * LAYERS, parameter_bytes=[3e6] * LAYERS,
     )  # fmt: skip
-    cluster = hpgo.Cluster.of(nodes=machines, devices_per_node=1, intra_gbit_s=10, inter_gbit_s=2, memory=memory)
+    cluster = hpgo.Cluster.of(nodes=nodes, devices_per_node=1, intra_gbit_s=10, inter_gbit_s=2, memory=memory)
     kept = hpgo.MemoryModel(shard_optimizer=True)
     return hpgo.plan(profile, cluster, global_batch_size=BATCH, memory=kept)

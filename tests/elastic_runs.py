@@ -25,7 +25,7 @@ RUN = ("plan.json", "--workload", "elastic_models:build", "--data", "elastic_mod
        "--optimizer", "adamw:lr=0.01", "--clip-norm", "0.5")  # fmt: skip
 
 
-class Machines:
+class Nodes:
     """Those of one run; whatever is left of them at the end is killed, and `left` says what it was."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Machines:
         """Starts machines, or lets them return."""
         command = [*self._command[:3], "--rdzv-id", f"run-{self._runs}", *self._command[3:]]
         for number in numbers:
-            with (self.folder / f"machine-{number}").open("ab") as said:
+            with (self.folder / f"node-{number}").open("ab") as said:
                 self.agents[number] = subprocess.Popen(
                     command, cwd=self.folder, env=self._environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
                     start_new_session=True,
@@ -144,7 +144,7 @@ class Machines:
 
     def said(self) -> str:
         """All that was printed, machine by machine."""
-        return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("machine-*")))
+        return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("node-*")))
 
     def codes(self, patience_s: float = 240) -> dict[int, int]:
         """Waits for the end of all agents; their exit codes."""

@@ -133,7 +133,7 @@ fn larger_clusters() -> impl Strategy<Value = Cluster> {
 }
 
 fn questions() -> impl Strategy<Value = Question> {
-    let warm_up = prop_oneof![2 => Just(WarmUp::Eager), 1 => Just(WarmUp::Least), 1 => Just(WarmUp::All)];
+    let warm_up = prop_oneof![2 => Just(WarmUp::Eager), 1 => Just(WarmUp::Min), 1 => Just(WarmUp::All)];
     let recompute = prop_oneof![Just(vec![false]), Just(vec![true]), Just(vec![false, true])];
     let batch = prop_oneof![Just(1_u32), Just(2), Just(4), Just(6), Just(8)];
     (graphs(), clusters(), batch, warm_up, recompute, any::<[bool; 3]>(), weighted(0.3)).prop_map(
@@ -478,9 +478,9 @@ fn a_draft_fits_and_uses_each_device_once() {
         devices.dedup();
         prop_assert_eq!(devices.len() as u32, plan.stages.iter().map(StageCandidate::replicas).sum::<u32>());
         prop_assert!(devices.iter().all(|&device| device < cluster.devices()), "{:?}", plan);
-        for (node, most) in (0..).zip(cluster.nodes.iter().map(|node| node.devices)) {
+        for (node, max) in (0..).zip(cluster.nodes.iter().map(|node| node.devices)) {
             let taken = plan.stages.iter().flat_map(|stage| &stage.footprint).filter(|(other, _)| *other == node);
-            prop_assert!(taken.map(|(_, count)| count).sum::<u32>() <= most, "{:?}", plan);
+            prop_assert!(taken.map(|(_, count)| count).sum::<u32>() <= max, "{:?}", plan);
         }
         prop_assert!(PlanEvaluator::fits(&evaluated.stages), "{:?}", plan);
         prop_assert!(evaluated.path_s <= evaluated.step_s * (1.0 + ROUNDING), "{} in {:?}", evaluated.path_s, plan);

@@ -1,7 +1,7 @@
 //! Orders, without a clock: what the table of families promises, through the public API.
 
 use hpgo::schedule::{
-    Action, Chunks, Durations, FAMILIES, Family, Kind, MOST_ACTIONS, Request, Schedule, Synchronization, Uniform,
+    Action, Durations, FAMILIES, Family, Kind, MAX_ACTIONS, Request, Schedule, Synchronization, Uniform, VirtualStages,
     build, family, one_f_one_b,
 };
 use hpgo::simulate::{Costs, Links, StageTimes, Sweep};
@@ -14,14 +14,14 @@ fn text(order: &[Action]) -> String {
 #[test]
 fn one_f_one_b_alternates_after_its_warm_up() {
     let schedule = build("1f1b", &Request::new(2, 3)).unwrap();
-    assert_eq!(text(&schedule.orders[0]), "0F0 0F1 0B0 0F2 0B1 0B2");
-    assert_eq!(text(&schedule.orders[1]), "1F0 1B0 1F1 1B1 1F2 1B2");
+    assert_eq!(text(&schedule.action_lists[0]), "0F0 0F1 0B0 0F2 0B1 0B2");
+    assert_eq!(text(&schedule.action_lists[1]), "1F0 1B0 1F1 1B1 1F2 1B2");
 }
 
 #[test]
 fn gpipe_runs_all_forwards_first() {
     let schedule = build("gpipe", &Request::new(2, 2)).unwrap();
-    assert_eq!(text(&schedule.orders[1]), "1F0 1F1 1B0 1B1");
+    assert_eq!(text(&schedule.action_lists[1]), "1F0 1F1 1B0 1B1");
 }
 
 #[test]
@@ -30,8 +30,8 @@ fn sizes_beyond_the_limit_are_refused_with_the_size() {
         let error = family.build(&Request::new(1 << 16, 1 << 17)).unwrap_err().to_string();
         assert!(error.contains("has") && error.contains("actions"), "{error}");
     }
-    let most = u32::try_from(MOST_ACTIONS).unwrap();
-    assert!(build("gpipe", &Request::new(1, most / 2 + 1)).unwrap_err().to_string().contains("200000002 actions"));
+    let max = u32::try_from(MAX_ACTIONS).unwrap();
+    assert!(build("gpipe", &Request::new(1, max / 2 + 1)).unwrap_err().to_string().contains("200000002 actions"));
     assert!(build("gpipe", &Request::new(u32::MAX, u32::MAX)).is_err());
 }
 
@@ -51,8 +51,12 @@ fn limits_are_named() {
         ("dualpipe_v", Request::new(4, 7), "M at least 2 p"),
         ("chimera", Request::new(4, 6), "M a multiple of p"),
         ("interleaved", Request { group_size: Some(3), ..Request::new(3, 4) }, "M a multiple of g"),
-        ("gpipe", Request { cap: Some(3), ..Request::new(3, 4) }, "leave it out"),
-        ("gpipe", Request { chunks: Some(2), ..Request::new(3, 4) }, "leave `chunks` out"),
+        ("gpipe", Request { activation_limit: Some(3), ..Request::new(3, 4) }, "leave it out"),
+        (
+            "gpipe",
+            Request { virtual_stages_per_rank: Some(2), ..Request::new(3, 4) },
+            "leave `virtual_stages_per_rank` out",
+        ),
         ("gpipe", Request::new(0, 4), "at least 1"),
         ("1f1b", Request { max_in_flight: Some(vec![1, 2]), ..Request::new(2, 4) }, "shrink"),
         ("1f1b", Request { max_in_flight: Some(vec![1]), ..Request::new(2, 4) }, "each rank"),
@@ -64,7 +68,7 @@ fn limits_are_named() {
 }
 
 /// A request that the family accepts, from any three numbers.
-fn acceptable(family: &Family, ranks: u32, micro_batches: u32, chunks: u32) -> Request {
+fn acceptable(family: &Family, ranks: u32, micro_batches: u32, virtual_stages_per_rank: u32) -> Request {
     let ranks = if family.limits.contains("p even") { ranks.next_multiple_of(2) } else { ranks };
     let micro_batches = match family.name {
         "dualpipe" => 2 * ranks + 2 * micro_batches,
@@ -72,12 +76,12 @@ fn acceptable(family: &Family, ranks: u32, micro_batches: u32, chunks: u32) -> R
         "chimera" => ranks * (1 + micro_batches / 4),
         _ => 1 + micro_batches,
     };
-    let chunks = match family.chunks {
-        Chunks::Exactly(_) => None,
-        Chunks::Several => Some(1 + chunks),
-        Chunks::Even => Some(2 * chunks),
+    let virtual_stages_per_rank = match family.virtual_stages_per_rank {
+        VirtualStages::Exactly(_) => None,
+        VirtualStages::Several => Some(1 + virtual_stages_per_rank),
+        VirtualStages::Even => Some(2 * virtual_stages_per_rank),
     };
-    Request { chunks, ..Request::new(ranks, micro_batches) }
+    Request { virtual_stages_per_rank, ..Request::new(ranks, micro_batches) }
 }
 
 fn any_request() -> impl Strategy<Value = (Family, Request)> {
@@ -98,7 +102,7 @@ fn uniform_costs(schedule: &Schedule, uniform: Uniform) -> Costs {
 
 /// Seconds from start to end that the last rank is not busy. Only fused pairs make ranks differ in their work.
 fn simulated_bubble_s(schedule: &Schedule, uniform: Uniform) -> f64 {
-    let last = schedule.orders.last().expect("a schedule has ranks");
+    let last = schedule.action_lists.last().expect("a schedule has ranks");
     let busy_s: f64 = last
         .iter()
         .map(|action| match action.kind {
@@ -146,10 +150,14 @@ fn bubbles_are_those_of_the_closed_forms() {
 #[test]
 fn hanayo_waves_shrink_the_bubble() {
     for ranks in [2, 4, 8] {
-        for chunks in [2, 4, 6] {
-            let schedule = build("hanayo", &Request { chunks: Some(chunks), ..Request::new(ranks, ranks) }).unwrap();
+        for virtual_stages_per_rank in [2, 4, 6] {
+            let schedule = build(
+                "hanayo",
+                &Request { virtual_stages_per_rank: Some(virtual_stages_per_rank), ..Request::new(ranks, ranks) },
+            )
+            .unwrap();
             let bubble_s = simulated_bubble_s(&schedule, EQUAL);
-            assert!(bubble_s <= 1.5 * 3.0 * f64::from(ranks - 1), "{ranks} {chunks}: {bubble_s}");
+            assert!(bubble_s <= 1.5 * 3.0 * f64::from(ranks - 1), "{ranks} {virtual_stages_per_rank}: {bubble_s}");
         }
     }
 }
@@ -173,37 +181,37 @@ fn one_unit_of_chimera_leaves_p_minus_2_slots() {
 
 proptest! {
     #[test]
-    fn the_cap_of_zb_and_of_hanayo_holds(ranks in 1_u32..7, micro_batches in 1_u32..20, cap in 2_u32..20) {
-        let request = Request { cap: Some(cap), ..Request::new(ranks, micro_batches) };
+    fn the_cap_of_zb_and_of_hanayo_holds(ranks in 1_u32..7, micro_batches in 1_u32..20, activation_limit in 2_u32..20) {
+        let request = Request { activation_limit: Some(activation_limit), ..Request::new(ranks, micro_batches) };
         for name in ["zb", "hanayo"] {
             let schedule = build(name, &request).unwrap();
             prop_assert_eq!(schedule.validate(), Ok(()));
-            prop_assert!(schedule.peak_in_flight().into_iter().all(|held| held <= cap), "{}", name);
+            prop_assert!(schedule.peak_in_flight().into_iter().all(|held| held <= activation_limit), "{}", name);
         }
     }
 
     #[test]
     fn v_half_and_v_min_keep_their_memory(ranks in 1_u32..10, micro_batches in 1_u32..30) {
-        for (name, cap) in [("v_half", 2 * (ranks / 2 + 1)), ("v_min", 2 * ((ranks + 4) / 3))] {
+        for (name, activation_limit) in [("v_half", 2 * (ranks / 2 + 1)), ("v_min", 2 * ((ranks + 4) / 3))] {
             let schedule = build(name, &Request::new(ranks, micro_batches)).unwrap();
-            prop_assert!(schedule.peak_in_flight().into_iter().all(|held| held <= cap), "{}", name);
+            prop_assert!(schedule.peak_in_flight().into_iter().all(|held| held <= activation_limit), "{}", name);
         }
     }
 
     #[test]
     fn any_durations_give_a_valid_order(
         stages in prop::collection::vec((0.0..9.0, 0.0..9.0, 0.0..9.0), 1..6), transfer_s in 0.0..3.0,
-        micro_batches in 1_u32..16, cap in 1_u32..12,
+        micro_batches in 1_u32..16, activation_limit in 1_u32..12,
     ) {
         let list = |of: fn(&(f64, f64, f64)) -> f64| stages.iter().map(of).collect::<Vec<f64>>();
         let durations = Durations {
             forward_s: list(|x| x.0), input_gradient_s: list(|x| x.1), weight_gradient_s: list(|x| x.2), transfer_s,
         };
         let ranks = u32::try_from(stages.len()).unwrap();
-        let request = Request { cap: Some(cap), durations: Some(durations.clone()), ..Request::new(ranks, micro_batches) };
+        let request = Request { activation_limit: Some(activation_limit), durations: Some(durations.clone()), ..Request::new(ranks, micro_batches) };
         let schedule = build("zb", &request).unwrap();
         prop_assert_eq!(schedule.validate(), Ok(()));
-        prop_assert!(schedule.peak_in_flight().into_iter().all(|held| held <= cap));
+        prop_assert!(schedule.peak_in_flight().into_iter().all(|held| held <= activation_limit));
         let twice = |list: &[f64]| list.iter().chain(list).copied().collect::<Vec<f64>>();
         let folded = Durations {
             forward_s: twice(&durations.forward_s),
@@ -230,7 +238,7 @@ proptest! {
         prop_assert_eq!(schedule.validate(), Ok(()));
         prop_assert_eq!(schedule.ranks(), request.ranks);
         prop_assert_eq!(schedule.total_micro_batches(), request.micro_batches);
-        prop_assert_eq!(schedule.orders.iter().flatten().any(|action| action.kind == Kind::WeightGradient), family.splits_backward);
+        prop_assert_eq!(schedule.action_lists.iter().flatten().any(|action| action.kind == Kind::WeightGradient), family.splits_backward);
     }
 
     #[test]
@@ -250,7 +258,7 @@ proptest! {
     fn text_goes_out_and_in_again((family, request) in any_request()) {
         // Text says nothing of synchronization and versions.
         let built = family.build(&request).unwrap();
-        let schedule = Schedule { synchronization: Synchronization::Flush, weight_versions: vec![1; built.orders.len()], ..built };
+        let schedule = Schedule { synchronization: Synchronization::Flush, weight_versions: vec![1; built.action_lists.len()], ..built };
         let read = Schedule::from_text(family.name, &schedule.to_text()).unwrap();
         prop_assert_eq!(&read, &schedule);
         prop_assert_eq!(&Schedule::from_text(family.name, &schedule.to_text_in_steps().unwrap()).unwrap(), &schedule);
@@ -261,7 +269,7 @@ proptest! {
         (family, request) in any_request(), rank in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(),
     ) {
         let mut schedule = family.build(&request).unwrap();
-        let order = &mut schedule.orders[rank.index(request.ranks as usize)];
+        let order = &mut schedule.action_lists[rank.index(request.ranks as usize)];
         if order.len() > 1 {
             let at = at.index(order.len() - 1);
             order.swap(at, at + 1);
@@ -275,13 +283,13 @@ proptest! {
     #[test]
     fn an_action_left_out_or_doubled_is_reported((family, request) in any_request(), at in any::<prop::sample::Index>()) {
         let schedule = family.build(&request).unwrap();
-        let order = &schedule.orders[0];
+        let order = &schedule.action_lists[0];
         let at = at.index(order.len());
         let (mut shorter, mut longer) = (schedule.clone(), schedule.clone());
-        shorter.orders[0].remove(at);
+        shorter.action_lists[0].remove(at);
         // A single forward without its backward is a schedule too.
         prop_assert!(shorter.validate().is_err() || schedule.action_count() == 2);
-        longer.orders[0].push(order[at]);
+        longer.action_lists[0].push(order[at]);
         prop_assert!(longer.validate().unwrap_err().to_string().contains("a second time"));
     }
 

@@ -56,8 +56,8 @@ fn close(a: f64, b: f64) -> bool {
 /// A valid schedule, built by taking any action that could run next, again and again.
 fn random_schedule() -> impl Strategy<Value = Schedule> {
     let shape = (1_u32..=4, 1_u32..=3, 1_u32..=5, 1_u32..=2);
-    shape.prop_flat_map(|(ranks, chunks, micro_batches, chains)| {
-        let stages_per_pipeline = ranks * chunks;
+    shape.prop_flat_map(|(ranks, virtual_stages_per_rank, micro_batches, chains)| {
+        let stages_per_pipeline = ranks * virtual_stages_per_rank;
         let stages = (stages_per_pipeline * chains) as usize;
         let placement = proptest::collection::vec(0..ranks, stages);
         let choices = proptest::collection::vec(any::<u32>(), stages * micro_batches as usize * 6 + 8);
@@ -80,7 +80,7 @@ fn grow(
         stages_per_pipeline,
         micro_batches: (0..chains).map(|chain| chain * micro_batches..(chain + 1) * micro_batches).collect(),
         rank_of_stage,
-        orders: vec![Vec::new(); ranks as usize],
+        action_lists: vec![Vec::new(); ranks as usize],
         synchronization: Synchronization::Flush,
         weight_versions: vec![1; ranks as usize],
     };
@@ -108,7 +108,7 @@ fn grow(
             }
             _ => action,
         };
-        schedule.orders[rank as usize].push(run);
+        schedule.action_lists[rank as usize].push(run);
         for half in run.halves() {
             let back = |stage, split: bool| {
                 if split {
@@ -210,7 +210,7 @@ proptest! {
         for communication in ALL {
             // Meeting communication may deadlock on a random order; then there is nothing to compare.
             let Ok(times) = simulate(&schedule, &costs, communication, 1) else { continue };
-            for order in &schedule.orders {
+            for order in &schedule.action_lists {
                 let busy_s: f64 = order.iter().map(|&action| costs.duration_s(action)).sum();
                 prop_assert!(times.step_s >= busy_s - 1e-9);
             }
@@ -301,8 +301,11 @@ fn max_chain_s(schedule: &Schedule, costs: &Costs) -> f64 {
             let mut next = inputs.of_action(Action::forward(stage, id)).next();
             while let Some(input) = next {
                 let (is_gradient, stage, _) = inputs.describe(input);
-                let found =
-                    schedule.orders.iter().flatten().find(|action| inputs.of_action(**action).any(|i| i == input));
+                let found = schedule
+                    .action_lists
+                    .iter()
+                    .flatten()
+                    .find(|action| inputs.of_action(**action).any(|i| i == input));
                 let action = *found.expect("the schedule is complete");
                 let end_s = ready_s[input] + costs.duration_s(action);
                 max_s = max_s.max(end_s);
@@ -379,7 +382,7 @@ fn latency_stalls_1f1b_by_its_formula_and_eager_1f1b_hides_it() {
 
 #[test]
 fn a_receive_posted_early_stalls_the_stream_and_deferral_removes_the_stall() {
-    // Three ranks with two chunks each. PyTorch posts rank 0's receive for stage 3 as soon as rank 2 has computed, in
+    // Three ranks with two virtual stages each. PyTorch posts rank 0's receive for stage 3 as soon as rank 2 has computed, in
     // front of rank 0's next send to rank 1, which then waits for a message that it has nothing to do with.
     let order = |first: u32| {
         [first, first + 3].iter().flat_map(|&stage| (0..3).map(move |id| Action::forward(stage, id))).collect()
@@ -408,8 +411,8 @@ fn blocking_communication_costs_a_little_more_than_asynchronous() {
 fn a_deadlock_of_blocking_messages_names_who_waits_for_whom() {
     // Rank 0 sends four times before it receives, rank 1 sends behind its first receive.
     let on = |stage: u32| (0..4).map(move |id| Action::forward(stage, id));
-    let orders = vec![on(0).chain(on(2)).collect(), on(1).collect()];
-    let schedule = Schedule::of_one_chain("crossed", 4, vec![0, 1, 0], orders);
+    let action_lists = vec![on(0).chain(on(2)).collect(), on(1).collect()];
+    let schedule = Schedule::of_one_chain("crossed", 4, vec![0, 1, 0], action_lists);
     let costs = Costs::of_stages(vec![StageTimes::new(1.0, 0.0); 3]);
     let error = simulate(&schedule, &costs, Communication::Rendezvous, 1).expect_err("nobody receives");
     let text = error.to_string();
@@ -420,8 +423,8 @@ fn a_deadlock_of_blocking_messages_names_who_waits_for_whom() {
 #[test]
 fn an_order_that_waits_for_itself_is_an_error_in_every_mode() {
     let mut schedule = schedule("1f1b", 3, 4);
-    schedule.orders[1].swap(0, 2);
-    schedule.orders[1].swap(1, 3);
+    schedule.action_lists[1].swap(0, 2);
+    schedule.action_lists[1].swap(1, 3);
     for communication in ALL {
         for iterations in [1, 2] {
             let error = simulate(&schedule, &uniform(&schedule, 0.1), communication, iterations);
@@ -566,7 +569,7 @@ proptest! {
         let before = simulate(&schedule, &costs, Communication::Latency, 1).expect("valid");
         let slack_s = slack_s(&schedule, &costs, &before);
         prop_assert!(slack_s.iter().any(|&slack_s| slack_s < 1e-9), "there is a critical path");
-        let actions: Vec<Action> = schedule.orders.iter().flatten().copied().collect();
+        let actions: Vec<Action> = schedule.action_lists.iter().flatten().copied().collect();
         let place = pick % actions.len();
         for (extra_s, longer_s) in [(0.0, 0.0), (1.0, 1.0)] {
             let costs = delayed(&schedule, &costs, actions[place], slack_s[place] + extra_s);
@@ -580,7 +583,7 @@ proptest! {
         for communication in ALL {
             let Ok(times) = simulate(&schedule, &costs, communication, 2) else { continue };
             let measures = measure(&schedule, &costs, &times);
-            let total_s = times.step_s * schedule.orders.len() as f64;
+            let total_s = times.step_s * schedule.action_lists.len() as f64;
             let busy_s: f64 = measures.busy_s.iter().sum();
             prop_assert!(close(busy_s + measures.idle_by_cause_s.iter().sum::<f64>(), total_s));
             prop_assert!(close(measures.idle_over_total * total_s, total_s - busy_s));

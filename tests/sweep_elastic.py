@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import elastic_models
-from elastic_runs import RUN, SOON, Machines, undisturbed
+from elastic_runs import RUN, SOON, Nodes, undisturbed
 
 WAITS: dict[str, tuple[dict[str, int], list[str]]] = {
     "shortened": (SOON, ["--heartbeat-timeout", "4"]),
@@ -35,24 +35,24 @@ def trials(folder: Path, waits: str, count: int, chance: random.Random) -> tuple
     conf, words = WAITS[waits]
     words = [*RUN, "--elastic", "--checkpoint", "saved", "--every", "3", "--losses", "losses.jsonl", *words]
     lost_s, joined_s = [], []
-    with Machines(folder, "3:4", *words, "--steps", "1000000", waits=conf) as machines:
-        machines.start(*range(4))
+    with Nodes(folder, "3:4", *words, "--steps", "1000000", waits=conf) as nodes:
+        nodes.start(*range(4))
         for _ in range(count):
-            machines.wait_for(lambda steps: steps != [] and steps[-1]["ranks"] == 4)
-            seen = len(machines.steps())
-            machines.wait_for(lambda steps: len(steps) > seen + 5)  # noqa: B023 -- waits here
+            nodes.wait_for(lambda steps: steps != [] and steps[-1]["ranks"] == 4)
+            seen = len(nodes.steps())
+            nodes.wait_for(lambda steps: len(steps) > seen + 5)  # noqa: B023 -- waits here
             time.sleep(chance.uniform(0, 1))
             gone, at_s = chance.randrange(4), time.time()
-            machines.lose(gone)
-            machines.wait_for(lambda steps: steps[-1]["ranks"] == 3)
-            steps = machines.steps()
+            nodes.lose(gone)
+            nodes.wait_for(lambda steps: steps[-1]["ranks"] == 3)
+            steps = nodes.steps()
             resumed_s = next(one["ended_s"] for one in steps if one["ranks"] == 3 and one["ended_s"] > at_s)
             lost_s.append(resumed_s - at_s)
-            machines.start(gone)
-            machines.wait_for(lambda steps: steps[-1]["ranks"] == 4)
-            ends_s = [one["ended_s"] for one in machines.steps() if one["ended_s"] >= resumed_s]
+            nodes.start(gone)
+            nodes.wait_for(lambda steps: steps[-1]["ranks"] == 4)
+            ends_s = [one["ended_s"] for one in nodes.steps() if one["ended_s"] >= resumed_s]
             joined_s.append(max(after - before for before, after in itertools.pairwise(ends_s)))
-        steps, said = machines.steps(), machines.said()
+        steps, said = nodes.steps(), nodes.said()
     (folder / "pace").unlink()
     whole = undisturbed(folder, max(one["step"] for one in steps))
     for one in steps:

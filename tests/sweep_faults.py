@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from fault_models import PHASES
-from test_faults import MOST_S, RUN, SOON, here, write_plan
+from test_faults import MAX_S, RUN, SOON, here, write_plan
 from warm_runs import Ended, Runs
 
 WAYS = ("kill -9", "SIGSTOP", "exception", "sys.exit(0)")
@@ -45,7 +45,7 @@ def tried(runs: Runs, way: str, phase: str, chance: random.Random) -> tuple[Ende
         "message": goes_on == bool(ended.errors) or len(ended.errors) > 1,
         "rank": not goes_on and who not in ended.err,
         "not told": goes_on and f"the run goes on: rank {rank}: " not in ended.err,
-        "late": not goes_on and not 0 < ended.after_s < MOST_S,
+        "late": not goes_on and not 0 < ended.after_s < MAX_S,
         "left": bool(ended.left),
     }
     return ended, [f"{what}: {place}, {ended}" for what, is_so in wrong.items() if is_so]

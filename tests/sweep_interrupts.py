@@ -57,8 +57,8 @@ COMMANDS = {
     "emulate": "emulate small.json --scale 10",
     "calibrate": "calibrate small.json measured.timeline.json -o corrected.yaml --cluster-output corrected-here.yaml",
 }
-MOST_S = 4.0  # of processor time, into commands that take longer ...
-MOST_WITH_TORCH_S = 12.0  # ... and into those that load torch first
+MAX_S = 4.0  # of processor time, into commands that take longer ...
+MAX_WITH_TORCH_S = 12.0  # ... and into those that load torch first
 WITH_TORCH = {"profile", "measure-links", "run", "emulate"}
 LEAVING_S = 10.0  # for which processes that were told to end may take
 IDLE_S, TICKS_S = 5.0, 0.05  # in the former less than the latter: a command waits, as `serve` does, and stays there
@@ -147,7 +147,7 @@ def ran_in_copy(words: str, moment_s: float, prepared: Path) -> tuple[tuple[int,
 def swept(name: str, moments: int, prepared: Path) -> Outcomes:
     """What a command does at so many moments, evenly from its beginning to its end."""
     words = COMMANDS[name]
-    max_s = MOST_WITH_TORCH_S if name in WITH_TORCH else MOST_S
+    max_s = MAX_WITH_TORCH_S if name in WITH_TORCH else MAX_S
     whole_s = ran_in_copy(words, max_s, prepared)[0][2]
     outcomes = Outcomes(whole_s)
     for moment in range(moments):

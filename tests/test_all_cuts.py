@@ -76,7 +76,7 @@ def test_every_output_of_such_a_plan_says_what_its_bound_is_about(
     profile = wide(0)
     hpgo.write_profile(profile, tmp_path / "wide.yaml")
     (tmp_path / "two.yaml").write_text(
-        "hpgo_cluster: 1\nname: two\nmachines: [{devices: 2, memory: 64 GB}]\n"
+        "hpgo_cluster: 1\nname: two\nnodes: [{devices: 2, memory: 64 GB}]\n"
         "intra: {bandwidth: 1e12}\ninter: {bandwidth: 1e12}\n"
     )
     words = ["plan", "wide.yaml", "-c", "two.yaml", "--pipeline-micro-batch-size", "1"]
@@ -134,9 +134,9 @@ def test_a_search_of_some_cuts_says_only_that_no_plan_was_found() -> None:
     )
     edges = [edge for name in names[1:-1] for edge in (("source", name), (name, "sink"))]
     profile = hpgo.Profile("wide", (1,), layers, tuple(edges))
-    machines = [{"devices": 1, "memory": memory, "type": f"type{memory:g}"} for memory in (4 * 8.5e9, 4 * 15.9e9)]
+    nodes = [{"devices": 1, "memory": memory, "type": f"type{memory:g}"} for memory in (4 * 8.5e9, 4 * 15.9e9)]
     link = {"bandwidth": 1e10, "latency": 0.0}
-    document = {"hpgo_cluster": 1, "name": "two", "nodes": machines, "intra": link, "inter": link}
+    document = {"hpgo_cluster": 1, "name": "two", "nodes": nodes, "intra": link, "inter": link}
     cluster = hpgo.Cluster.from_document(document, file="two")
     with pytest.raises(hpgo.errors.InfeasibleError) as caught:
         hpgo.plan(profile, cluster, **OPTIONS)

@@ -89,7 +89,7 @@ def seconds(profile: hpgo.Profile, layers: Iterable[str], samples: int) -> tuple
 
 def lawful(profile: hpgo.Profile, cluster: hpgo.Cluster, plan: hpgo.Plan) -> None:
     """Raises AssertionError unless the plan keeps the laws, given the profile and the cluster that it was made for."""
-    speeds = [machine.device.speed for machine in cluster.nodes for _ in range(machine.count)]
+    speeds = [node.device.speed for node in cluster.nodes for _ in range(node.count)]
     weights = {layer.id: layer.parameter_bytes for layer in profile.layers}
     count = plan.global_batch_size // plan.pipeline_micro_batch_size
     assert count * plan.pipeline_micro_batch_size == plan.global_batch_size
@@ -153,7 +153,7 @@ def lists_what_it_prices(plan: hpgo.Plan) -> None:
     order = [stage.layers for stage in plan.stages]
     assert [stage.layers for stage in again.stages] == order
     assert [stage.layers for stage in again.program().stages] == order
-    priced = plan.reprice()
+    priced = plan.reevaluate()
     assert [stage.layers for stage in priced.stages] == order
     assert priced.step_s == plan.step_s
     document = json.loads(plan.to_json())
@@ -163,7 +163,7 @@ def lists_what_it_prices(plan: hpgo.Plan) -> None:
     alone = evaluate(
         plan.assumed.profile, plan.assumed.cluster, [([layer for row in order for layer in row], [0])],
         global_batch_size=plan.global_batch_size, pipeline_micro_batch_size=plan.pipeline_micro_batch_size,
-        min_micro_batch_size=1,
+        min_samples_per_replica=1,
     )  # fmt: skip
     place = {layer: number for number, layer in enumerate(alone.stages[0].layers)}
     assert all(sorted(row, key=place.__getitem__) == list(row) for row in order)
@@ -239,12 +239,12 @@ def test_prices_of_given_stages_keep_the_laws(seed: int) -> None:
         name = random.choice(SEVERAL)
         turn = devices[::-1] if name in {"zb_v", "v_half", "v_min", "dualpipe_v", "hanayo"} else devices
         stages = list(zip(parts, [*devices, *turn], strict=True))
-    least = case.least(1)
+    minimum = case.minimum(1)
     try:
         plan = evaluate(
-            profile, case.cluster, stages, global_batch_size=least * random.randint(1, 5),
-            pipeline_micro_batch_size=least,
-            min_micro_batch_size=1, schedule=name, recompute=random.random() < 0.3, overlap=random.random() < 0.5,
+            profile, case.cluster, stages, global_batch_size=minimum * random.randint(1, 5),
+            pipeline_micro_batch_size=minimum,
+            min_samples_per_replica=1, schedule=name, recompute=random.random() < 0.3, overlap=random.random() < 0.5,
         )  # fmt: skip
     except (hpgo.errors.ArgumentError, hpgo.errors.ScheduleError):  # shapes that a schedule doesn't run
         return
@@ -270,7 +270,7 @@ def test_chain_plans_keep_the_laws(seed: int) -> None:
         )  # fmt: skip
     except hpgo.errors.InfeasibleError:
         return
-    speed = {machine.device.name: machine.device.speed for machine in cluster.nodes}
+    speed = {node.device.name: node.device.speed for node in cluster.nodes}
     forward_s, _ = seconds(profile, [layer.id for layer in profile.layers], size)
     computed_s = sum(stage.compute_s * speed[stage.device_type] for stage in plan.stages)
     assert computed_s == pytest.approx(forward_s, rel=1e-9, abs=1e-12)
@@ -285,7 +285,7 @@ def test_chain_plans_keep_the_laws(seed: int) -> None:
     passed_s = sum(stage.compute_s for stage in plan.stages) + sum(hop.seconds for hop in plan.hops)
     assert plan.latency_s == pytest.approx(passed_s)
     assert plan.lower_bound * LESS <= plan.value
-    speeds = sum(machine.device.speed * machine.count for machine in cluster.nodes)
+    speeds = sum(node.device.speed * node.count for node in cluster.nodes)
     assert plan.interval_s * speeds >= forward_s * LESS
     weights = sum(layer.parameter_bytes for layer in profile.layers)
     assert sum(stage.memory_bytes for stage in plan.stages) + 0.1 >= LESS * weights  # in whole 1/1024 of a byte
@@ -382,7 +382,7 @@ def test_simulated_runs_keep_the_laws(seed: int) -> None:
     random = Random(seed)
     family = random.choice(hpgo.schedules())
     try:
-        orders = hpgo.schedule(
+        schedule = hpgo.schedule(
             family.name, ranks=random.choice([1, 2, 3, 4, 6]), micro_batches=random.choice([1, 2, 4, 6, 8, 12])
         )
     except (hpgo.errors.ArgumentError, hpgo.errors.ScheduleError):
@@ -391,22 +391,22 @@ def test_simulated_runs_keep_the_laws(seed: int) -> None:
     def each(low: float, high: float) -> list[float]:
         return [
             random.choice([0.0, random.uniform(low, high), random.uniform(low, high)])
-            for _ in range(orders.stages_per_pipeline)
+            for _ in range(schedule.stages_per_pipeline)
         ]
 
     forward_s, inputs_s, weights_s = each(0.01, 1), each(0.01, 1), each(0.01, 1)
     backward_s = [one_s + other_s for one_s, other_s in zip(inputs_s, weights_s, strict=True)]
     steps = random.choice([1, 1, 2])
     timeline = hpgo.simulate(
-        orders, forward_s=forward_s, backward_s=backward_s, input_gradient_s=inputs_s, weight_gradient_s=weights_s,
+        schedule, forward_s=forward_s, backward_s=backward_s, input_gradient_s=inputs_s, weight_gradient_s=weights_s,
         transfer_s=random.choice([0.0, 0.1]), latency_s=random.choice([0.0, 0.05]),
         gradient_sync_s=random.choice([0.0, 0.3]), optimizer_s=random.choice([0.0, 0.1]), iterations=steps,
         communication=random.choice(["link", "latency"]),
         memory=hpgo.StageBytes(weights_bytes=7.0, activation_bytes=2.0),
     )  # fmt: skip
-    stage_of = [stage % orders.stages_per_pipeline for stage in range(orders.stages)]
-    work_s = [0.0] * orders.ranks
-    for rank, actions in enumerate(orders.orders):
+    stage_of = [stage % schedule.stages_per_pipeline for stage in range(schedule.stages)]
+    work_s = [0.0] * schedule.ranks
+    for rank, actions in enumerate(schedule.action_lists):
         for action in actions:
             for stage, kind in re.findall(r"(\d+)([FBIW])\d+", action):
                 column = {"F": forward_s, "B": backward_s, "I": inputs_s, "W": weights_s}[kind]
@@ -415,7 +415,7 @@ def test_simulated_runs_keep_the_laws(seed: int) -> None:
     near = {"rel": 1e-9, "abs": 1e-9 * timeline.makespan_s}
     assert found.busy_s == pytest.approx(tuple(work_s), **near)
     assert timeline.makespan_s >= max(work_s) * LESS
-    total_s = orders.ranks * timeline.makespan_s
+    total_s = schedule.ranks * timeline.makespan_s
     for share in (found.idle_over_total, found.idle_over_busiest):
         assert 0 <= share <= 1
     assert sum(work_s) + sum(found.idle_by_cause_s) == pytest.approx(total_s, **near)
@@ -601,8 +601,8 @@ def test_a_false_chain_plan_is_an_internal_error(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_false_run_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
-    timeline = hpgo.simulate(orders)
+    schedule = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+    timeline = hpgo.simulate(schedule)
     own = _core.simulate
 
     class Short:
@@ -617,7 +617,7 @@ def test_a_false_run_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(_core, "simulate", Short)
     with refused(hpgo.errors.InternalError, "broken_law", "makespan_covers_work"):
-        hpgo.simulate(orders)
+        hpgo.simulate(schedule)
     found = timeline.measures
     for law, changes in {
         "measures_are_lengths": {"busy_s": (-1.0, 12.0)},
@@ -630,10 +630,10 @@ def test_a_false_run_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_pairs_and_times_of_single_micro_batches_count_as_work_of_a_rank() -> None:
-    orders = hpgo.schedule("dualpipe_v", ranks=2, micro_batches=4)
+    schedule = hpgo.schedule("dualpipe_v", ranks=2, micro_batches=4)
     forward_s = [[0.1 * (1 + row + column) for column in range(4)] for row in range(4)]
-    apart = hpgo.simulate(orders, forward_s=forward_s)
-    together = hpgo.simulate(orders, forward_s=forward_s, overlapped_s=0.5)
+    apart = hpgo.simulate(schedule, forward_s=forward_s)
+    together = hpgo.simulate(schedule, forward_s=forward_s, overlapped_s=0.5)
     assert apart.measures.idle_over_total >= 0
     assert together.measures.idle_over_total >= 0
 

@@ -159,9 +159,9 @@ train_step_timing in s: {PRICE.step_s}
 CLUSTER = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=10, inter_gbit_s=10)
 PLAN = hpgo.plan(PROFILE, CLUSTER, global_batch_size=4)
 CHAIN = hpgo.partition(PROFILE, CLUSTER)
-ORDERS = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+SCHEDULE = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
 PROGRAM = PLAN.program()
-TIMELINE = hpgo.simulate(ORDERS, memory=hpgo.StageBytes(activation_bytes=1e6), memory_cap_bytes=1e9)
+TIMELINE = hpgo.simulate(SCHEDULE, memory=hpgo.StageBytes(activation_bytes=1e6), memory_cap_bytes=1e9)
 JOB = launch.LaunchJob.of(PLAN, "train.py")
 TEXT = "n1 -- fc -- forward_compute_time=2, backward_compute_time=4, activation_size=8, parameter_size=1e3\n"
 MODEL_FILE = "m: {layers: 2, mem_MB: [1, 1], parameters_in: 4, parameters_out: [4, 4]}"
@@ -169,7 +169,7 @@ TYPES_FILE = "t: {bw_Mbps: 9, mem_MB: 99, model_profiles: {m: [{batch_size: 1, d
 
 PLANNED = {
     "schedule": "1f1b", "pipeline_micro_batch_size": 1,
-    "min_micro_batch_size": 1, "recompute": False, "even_split": False,
+    "min_samples_per_replica": 1, "recompute": False, "even_split": False,
     "overlap": True, "memory": hpgo.MemoryModel(), "include_data_loading": False,
 }  # fmt: skip
 CHAINED = {
@@ -219,7 +219,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         Arithmetic(activation="silu", norm_epsilon=1e-5), RopeScaling(rope_type="linear", factor=2.0),
         PROFILE, PROFILE.layers[0], CLUSTER, CLUSTER.nodes[0], CLUSTER.nodes[0].device, CLUSTER.intra, PLAN,
         PLAN.stages[0], PLAN.stages[0].memory, PLAN.assumed, PLAN.alternatives[0], BoundaryTensor("a", 8.0), CHAIN,
-        CHAIN.stages[0], CHAIN.hops[0], ORDERS, PROGRAM, PROGRAM.stages[0], PROGRAM.for_rank(0), TIMELINE,
+        CHAIN.stages[0], CHAIN.hops[0], SCHEDULE, PROGRAM, PROGRAM.stages[0], PROGRAM.for_rank(0), TIMELINE,
         TIMELINE.measures, hpgo.MemoryModel(), hpgo.PipelineLayout(("Et", "tL")),
         hpgo.Durations((1.0,), (1.0,), (1.0,)),
         hpgo.StageBytes(), JOB, JOB.nodes[0], export.TARGETS[0], export.Place("a", "b"), plans.Digest("0"),
@@ -276,7 +276,11 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                  "flash_attention": True, "fused_elementwise": True, "overlap_dp_comm": True,
                  "fused_cross_entropy": True, "fused_adam": True,
                  "flatten_gradients": False, "dtensor": False, "grad_reduce_in_bf16": False,
-                 "adam_moments_in_bf16": False, "cpu_offload_num_layers": 0, "devices": 8,
+                 "adam_moments_in_bf16": False,
+                 "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32", "main_params_dtype": "fp32",
+                 "pipeline_layout": None, "tp_comm_overlap": None,
+                 "cpu_offload_num_layers": 0,
+                 "cuda_graph_impl": "none", "cuda_graph_modules": (), "devices": 8,
                  "platform": FITTED.platform},
             ),
             "compare": (hpgo.compare, {"chosen": PRICE, "other": PRICE}),
@@ -288,6 +292,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 hpgo.MeasuredStep.of,
                 {
                     "transformer": TRANSFORMER, "cluster": GPUS, "predicted": PRICE, "measured_s": PRICE.step_s,
+                    "stack": "default",
                 },
             ),
             "MeasuredStep.from_log": (
@@ -305,14 +310,14 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 hpgo.llm_pareto_front,
                 {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 2, "seq_length": 64,
                 "precision": "bf16",
-                 "devices": 1, "framework": "megatron", "fix": {"tp": 1}, "exclude": ["cp"], "headroom_bytes": 1e9,
+                 "devices": 1, "framework": "megatron", "fix": {"tp": 1}, "exclude": ["cp"], "reserved_bytes": 1e9,
                  "stack": "default", "platform": FITTED.platform, "points": 2},
             ),
             "plan_llm": (
                 hpgo.plan_llm,
                 {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 2, "seq_length": 64,
                 "precision": "bf16",
-                 "devices": 1, "framework": "megatron", "fix": {"tp": 1}, "exclude": ["cp"], "headroom_bytes": 1e9,
+                 "devices": 1, "framework": "megatron", "fix": {"tp": 1}, "exclude": ["cp"], "reserved_bytes": 1e9,
                  "stack": "default", "platform": FITTED.platform,
                  "top": 2},
             ),
@@ -331,7 +336,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "ParallelismConfig.stages_of": (PRICE.parallelism.stages_of, {"rank": 0}),
             "program": (
                 hpgo.program,
-                {"schedule": ORDERS, "stages": [(["a"], [0]), (["b"], [1])], "pipeline_micro_batch_size": 1,
+                {"schedule": SCHEDULE, "stages": [(["a"], [0]), (["b"], [1])], "pipeline_micro_batch_size": 1,
                  "global_batch_size": 4, "nodes": [2], "boundary_tensors": [[BoundaryTensor("a")]], "recompute": False,
                  "shard_optimizer": False, "gpus_per_device": 1, "costs": hpgo.Costs()},
             ),
@@ -348,13 +353,13 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "write_profile": (hpgo.write_profile, {"profile": PROFILE, "path": "out.txt", "batch_size": 1}),
             "schedule": (
                 hpgo.schedule,
-                {"name": "1f1b", "ranks": 2, "micro_batches": 4, "chunks": None, "group_size": None, "cap": 2,
-                 "max_in_flight": [2, 1], "durations": None},
+                {"name": "1f1b", "ranks": 2, "micro_batches": 4, "virtual_stages_per_rank": None, "group_size": None,
+                 "activation_limit": 2, "max_in_flight": [2, 1], "durations": None},
             ),
             "schedules": (hpgo.schedules, {}),
             "simulate": (
                 hpgo.simulate,
-                {"what": ORDERS, "schedule": None, "communication": "link", "iterations": 2, "costs": hpgo.Costs(),
+                {"what": SCHEDULE, "schedule": None, "communication": "link", "iterations": 2, "costs": hpgo.Costs(),
                  **COSTS},
             ),
             "Cluster.of": (
@@ -390,19 +395,19 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             ),
             "Costs.of_stages": (hpgo.Costs.of_stages, {"stages": PLAN.stages, "recompute": False}),
             "PipelineLayout.from_text": (hpgo.PipelineLayout.from_text, {"text": "Et|(tt|)*2tL"}),
-            "PipelineLayout.chunks": (hpgo.PipelineLayout(("Et", "tL")).chunks, {"ranks": 1}),
+            "PipelineLayout.chunks": (hpgo.PipelineLayout(("Et", "tL")).virtual_stages_per_rank, {"ranks": 1}),
             "PipelineLayout.schedule": (
                 hpgo.PipelineLayout(("E", "t", "t", "L")).schedule, {"ranks": 2, "micro_batches": 4, "group_size": 2},
             ),
             "Stage.halves_s": (PLAN.stages[0].halves_s, {"recompute": False}),
             "Restriction.costs": (plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1).costs, {"step_s": 1.0}),
             **{f"{type(one).__name__}.to_frame": (lambda one=one: framed(one), {})
-               for one in (CLUSTER, PROFILE, PLAN, CHAIN, ORDERS, TIMELINE)},
-            "Plan.orders": (PLAN.orders, {"schedule": "gpipe"}),
+               for one in (CLUSTER, PROFILE, PLAN, CHAIN, SCHEDULE, TIMELINE)},
+            "Plan.to_schedule": (PLAN.to_schedule, {"schedule": "gpipe"}),
             "Plan.program": (PLAN.program, {"schedule": "gpipe"}),
             "Plan.timeline": (PLAN.timeline, {}),
             "Plan.for_rank": (PLAN.for_rank, {"rank": 0}),
-            "Plan.reprice": (PLAN.reprice, {"profile": PROFILE, "cluster": CLUSTER}),
+            "Plan.reevaluate": (PLAN.reevaluate, {"profile": PROFILE, "cluster": CLUSTER}),
             "Plan.replan": (PLAN.replan, {"devices": 2}),
             "Plan.alternative": (PLAN.alternative, {"name": "data parallelism"}),
             "Plan.to_json": (PLAN.to_json, {"embed": True}),
@@ -424,14 +429,14 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Program.from_json": (hpgo.Program.from_json, {"text": PROGRAM.to_json(), "source": "x"}),
             "Program.save": (PROGRAM.save, {"path": "out.json"}),
             "Program.read": (hpgo.Program.read, {"path": "program.json"}),
-            "Schedule.with_transfers": (ORDERS.with_transfers, {"deferred_receives": False}),
+            "Schedule.with_transfers": (SCHEDULE.with_transfers, {"deferred_receives": False}),
             "Schedule.without_flush": (
                 hpgo.schedule("pipedream", ranks=2, micro_batches=4).without_flush, {"iterations": 2},
             ),
-            "Schedule.from_text": (hpgo.Schedule.from_text, {"text": ORDERS.to_text(), "name": "mine"}),
-            "Schedule.read": (hpgo.Schedule.read, {"path": "orders.csv"}),
-            "Schedule.to_text": (ORDERS.to_text, {"in_steps": False}),
-            "Schedule.save": (ORDERS.save, {"path": "out.csv", "in_steps": False}),
+            "Schedule.from_text": (hpgo.Schedule.from_text, {"text": SCHEDULE.to_text(), "name": "mine"}),
+            "Schedule.read": (hpgo.Schedule.read, {"path": "schedule.csv"}),
+            "Schedule.to_text": (SCHEDULE.to_text, {"in_steps": False}),
+            "Schedule.save": (SCHEDULE.save, {"path": "out.csv", "in_steps": False}),
             "Timeline.action_texts": (TIMELINE.action_texts, {}),
             "Timeline.to_json": (TIMELINE.to_json, {}),
             "Timeline.from_json": (hpgo.Timeline.from_json, {"text": TIMELINE.to_json(), "source": "x"}),
@@ -519,7 +524,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
             "platform.yaml": FITTED.platform.yaml(),
             "run.log": RUN_LOG,
             "plan.json": PLAN.to_json(), "chain.json": CHAIN.to_json(),
-            "program.json": PROGRAM.to_json(), "orders.csv": ORDERS.to_text(),
+            "program.json": PROGRAM.to_json(), "schedule.csv": SCHEDULE.to_text(),
         }.items():  # fmt: skip
             (folder / name).write_text(text, encoding="utf-8")
         with suppress(ImportError):  # its valid call, too, is told then that the package is missing
@@ -660,9 +665,9 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
     data = [(torch.zeros(2), torch.zeros(2))] * 4
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh())
     workload = runtime.Workload(model, zeros, zeros, mse)
-    orders = hpgo.schedule("1f1b", ranks=1, micro_batches=2)
+    schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=2)
     stages = [(workload.layers, [0])]
-    program = hpgo.program(orders, stages, pipeline_micro_batch_size=1, global_batch_size=2)
+    program = hpgo.program(schedule, stages, pipeline_micro_batch_size=1, global_batch_size=2)
     priced = dataclasses.replace(program, costs=hpgo.Costs(forward_s=1e-4, backward_s=1e-4))
     (part,) = workload.parts([workload.layers])
     value = runtime.Value("a", by_row=True, has_gradient=True, shape=(2,), dtype=torch.float32)

@@ -111,7 +111,7 @@ def test_every_error_about_a_profile_has_a_hint(tmp_path, file, text, words):
 )
 def test_every_error_about_a_cluster_names_its_key_and_has_a_hint(tmp_path, text, words):
     path = tmp_path / "lab.yaml"
-    path.write_text(f"hpgo_cluster: 1\nmachines: [{{devices: 2, memory: 1 GB}}]\n{text}\n", encoding="utf-8")
+    path.write_text(f"hpgo_cluster: 1\nnodes: [{{devices: 2, memory: 1 GB}}]\n{text}\n", encoding="utf-8")
     with pytest.raises(hpgo.errors.ClusterError) as caught:
         hpgo.Cluster.read(path)
     assert words in caught.value.message
@@ -220,15 +220,15 @@ def test_reserving_all_of_a_device_is_told(tmp_path):
 
 
 def test_a_micro_batch_below_what_was_allowed_is_not_blamed_on_the_profile():
-    with refused(hpgo.errors.ArgumentError, "invalid_argument", "min_micro_batch_size", "16"):
-        hpgo.plan(chain(), SMALL, global_batch_size=8, min_micro_batch_size=16)
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "min_samples_per_replica", "16"):
+        hpgo.plan(chain(), SMALL, global_batch_size=8, min_samples_per_replica=16)
     with refused(hpgo.errors.ArgumentError, "invalid_argument", "toy", "8"):
         hpgo.plan(chain(), SMALL, global_batch_size=4)
 
 
 def test_a_shortage_names_the_device_that_lacks_memory():
-    machines = (Node(Device("large", 13e9), 1), Node(Device("small", 10e9), 1))
-    cluster = hpgo.Cluster("mixed", machines, Link(1e9, 1e9), Link(1e9, 1e9))
+    nodes = (Node(Device("large", 13e9), 1), Node(Device("small", 10e9), 1))
+    cluster = hpgo.Cluster("mixed", nodes, Link(1e9, 1e9), Link(1e9, 1e9))
     # 12 GB on each of two devices that share the optimizer's state; 16 GB on one alone.
     sharded = hpgo.MemoryModel(shard_optimizer=True)
     with refused(hpgo.errors.InfeasibleError, "infeasible", "small", "12", "GB", "10", "2"):
@@ -325,7 +325,7 @@ def test_a_name_as_long_as_the_system_allows_is_written(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(("partition", "--profile", "vgg-19", "--cluster", "dapple-c", "--pin", f"machine0=1-{'9' * 5000}"), "a range"),
+    [(("partition", "--profile", "vgg-19", "--cluster", "dapple-c", "--pin", f"node0=1-{'9' * 5000}"), "a range"),
      (("llm", "explain", "llm-plan.json", "--compare-with", f"tp={'9' * 5000}"), "give a whole number")],
 )  # fmt: skip
 def test_numbers_of_thousands_of_digits_are_told(tmp_path, words, says):

@@ -45,7 +45,7 @@ def test_values_are_on_the_line_between_the_measured_ones(profile: hpgo.Profile,
 @settings(max_examples=200)
 @given(profile=profiles(), batch_size=st.integers(1, 200))
 def test_a_stage_costs_what_the_line_between_its_measures_says(profile: hpgo.Profile, batch_size: int) -> None:
-    options = {"global_batch_size": batch_size, "pipeline_micro_batch_size": batch_size, "min_micro_batch_size": 1}
+    options = {"global_batch_size": batch_size, "pipeline_micro_batch_size": batch_size, "min_samples_per_replica": 1}
     [stage] = hpgo.evaluate(profile, ONE, [(1, [0])], schedule="gpipe", **options).stages
     [layer] = profile.layers
 

@@ -56,11 +56,11 @@ def ways_to_share(devices: int, stages: int) -> Iterator[list[int]]:
         yield from ([taken, *others] for others in ways_to_share(devices - taken, stages - 1))
 
 
-def ways_to_place(machines: Sequence[object], counts: Sequence[int], stages: int) -> Iterator[list[tuple[int, ...]]]:
+def ways_to_place(nodes: Sequence[object], counts: Sequence[int], stages: int) -> Iterator[list[tuple[int, ...]]]:
     """The devices of each stage, from any machines; which one of two that are alike doesn't matter."""
     for shares in product(*(list(ways_to_share(devices, stages)) for devices in counts)):
-        twice = zip(pairwise(machines), pairwise(shares), strict=True)
-        if any(machine == other and share < more for (machine, other), (share, more) in twice):
+        twice = zip(pairwise(nodes), pairwise(shares), strict=True)
+        if any(node == other and share < more for (node, other), (share, more) in twice):
             continue
         free = [iter(range(sum(counts[:number]), sum(counts))) for number in range(len(counts))]
         placed = [
@@ -72,9 +72,9 @@ def ways_to_place(machines: Sequence[object], counts: Sequence[int], stages: int
 
 def best_step_s(question: chance.Question) -> float:
     """The shortest step of all plans; infinite if none fits."""
-    model, machines = twin.Model(asdict(question.profile)), twin.Machines(asdict(question.cluster))
+    model, nodes = twin.Model(asdict(question.profile)), twin.Nodes(asdict(question.cluster))
     alike = question.cluster.nodes
-    counts = [machine.count for machine in alike]
+    counts = [node.count for node in alike]
     cuts = list(ways_to_cut(question.order(), question.profile.edges))
     sizes = [size for size in range(1, question.global_batch + 1) if question.global_batch % size == 0]
     smallest = question.profile.batch_sizes[0]
@@ -83,7 +83,7 @@ def best_step_s(question: chance.Question) -> float:
     def priced(
         assumed: twin.Assumed, front: frozenset[str], ids: tuple[str, ...], *devices: tuple[int, ...]
     ) -> twin.Stage:
-        return twin.price_stage(model, machines, assumed, set(front), ids, *devices)
+        return twin.price_stage(model, nodes, assumed, set(front), ids, *devices)
 
     best = math.inf
     for depth in range(1, min(len(model.layers), sum(counts)) + 1):

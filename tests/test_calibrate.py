@@ -75,7 +75,7 @@ def test_slower_links_and_sums_and_what_nothing_explains_are_told_apart() -> Non
     assert found.cluster.inter.bytes_per_s == pytest.approx(was.inter.bytes_per_s / 10)
     assert found.cluster.intra == was.intra
     links = replace(was.intra, collective_bytes_per_s=was.intra.collective_bytes_per_s / 30)
-    slower = replace(plan, assumptions=replace(plan.assumed, cluster=replace(was, intra=links))).reprice()
+    slower = replace(plan, assumptions=replace(plan.assumed, cluster=replace(was, intra=links))).reevaluate()
     summed = hpgo.calibrate(plan, slower.timeline())
     assert summed.largest == "synchronisation"
     assert summed.cluster.intra.collective_bytes_per_s == pytest.approx(links.collective_bytes_per_s, rel=1e-3)

@@ -49,7 +49,7 @@ configs = st.fixed_dictionaries(
         "zero_stage": st.sampled_from([0, 1, 2, 3]),
         "overlap_dp_comm": st.booleans(),
         "flatten_gradients": st.booleans(),
-        "adam_moments_in_bf16": st.booleans(),
+        "exp_avg_dtype": st.sampled_from(["fp32", "bf16"]),
         "grad_reduce_in_bf16": st.booleans(),
     }
 )

@@ -121,7 +121,9 @@ def test_no_schedule_beats_the_work_of_its_devices(auto: hpgo.Plan) -> None:
     work_s = 8 * 8 * 3.0 / 4
     assert all(choice.step_s >= work_s - 1e-9 for choice in plan.schedules if choice.step_s is not None)
     # F + I - W is a third of F + B: the bubble of ZB-H1 is a third of 1F1B's, interleaving halves it
-    by_name = {choice.name: choice.step_s for choice in plan.schedules if choice.stages == 4 * choice.chunks}
+    by_name = {
+        choice.name: choice.step_s for choice in plan.schedules if choice.stages == 4 * choice.virtual_stages_per_rank
+    }
     assert by_name["1f1b"] == pytest.approx(work_s + 3 * 6.0)
     assert by_name["zb_h1"] == pytest.approx(work_s + 3 * 2.0)
     assert by_name["interleaved"] == pytest.approx(work_s + 3 * 6.0 / 2)
@@ -168,10 +170,10 @@ def test_zb_takes_a_cap_that_memory_allows() -> None:
 
 
 def test_gradients_have_only_the_last_w_to_hide_behind() -> None:
-    profile, machines = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
+    profile, nodes = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
     stages = [(26, range(8)), (27, range(8, 16))]
     whole, split = (
-        hpgo.evaluate(profile, machines, stages, global_batch_size=64, schedule=name) for name in ("1f1b", "zb_h1")
+        hpgo.evaluate(profile, nodes, stages, global_batch_size=64, schedule=name) for name in ("1f1b", "zb_h1")
     )
     for before, after in zip(whole.stages, split.stages, strict=True):
         assert before.exposed_grad_reduce_s <= after.exposed_grad_reduce_s <= after.grad_reduce_s
@@ -300,17 +302,17 @@ def test_the_same_question_has_the_same_answer_twice(auto: hpgo.Plan) -> None:
 
 def held_bytes(order: hpgo.Schedule, rank: int, saved_activation_bytes: float, again_bytes: float) -> float:
     """Most activations of a rank: its stage's input from F on, what I or B makes again until W or B has ended."""
-    held, most = 0.0, 0.0
-    for action in order.orders[rank]:
+    held, maximum = 0.0, 0.0
+    for action in order.action_lists[rank]:
         if "F" in action:
             held += saved_activation_bytes
         elif "W" not in action:
             held += again_bytes
-        most = max(most, held)
+        maximum = max(maximum, held)
         if "B" in action or "W" in action:
             held -= saved_activation_bytes + again_bytes
     assert held == pytest.approx(0)
-    return most
+    return maximum
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -319,7 +321,7 @@ def test_recomputation_is_priced_as_it_is_simulated(name: str) -> None:
     question = (chain([1.0] * 4, activation_bytes=1e8, parameter_bytes=1e8), cluster(4, gbit_s=1e6))
     plan = hpgo.plan(*question, global_batch_size=8, pipeline_micro_batch_size=1, schedule=name, recompute=True)
     assert plan.recompute
-    order, timeline = plan.orders(), plan.timeline()
+    order, timeline = plan.to_schedule(), plan.timeline()
     free = hpgo.simulate(order, forward_s=1, backward_s=3, input_gradient_s=2, weight_gradient_s=1)
     if len(plan.stages) == 4:
         assert plan.step_s == pytest.approx(free.makespan_s, rel=1e-3)
@@ -358,10 +360,10 @@ def test_a_deadline_ends_the_comparison(auto: hpgo.Plan) -> None:
 @pytest.mark.parametrize("name", [name for name in ONE_STAGE if name not in FRUGAL])
 def test_schedules_that_are_refused_where_1f1b_fits_nowhere_hold_as_much_as_1f1b(name: str) -> None:
     for ranks, micro_batches in product(range(1, 7), range(1, 14)):
-        held, least = (
+        held, minimum = (
             hpgo.schedule(family, ranks=ranks, micro_batches=micro_batches).peak_in_flight for family in (name, "1f1b")
         )
-        assert all(more >= few for more, few in zip(held, least, strict=True))
+        assert all(more >= few for more, few in zip(held, minimum, strict=True))
 
 
 def test_what_zb_h2_has_a_plan_for_is_not_said_to_fit_nowhere() -> None:
@@ -378,7 +380,7 @@ def test_what_zb_h2_has_a_plan_for_is_not_said_to_fit_nowhere() -> None:
         (("l0", "l1"), ("l1", "l2"), ("l2", "l3")),
     )
     few = cluster(3, "53425213 B")
-    options = {"global_batch_size": 8, "schedule": "zb_h2", "min_micro_batch_size": 1}
+    options = {"global_batch_size": 8, "schedule": "zb_h2", "min_samples_per_replica": 1}
     stages = [(1, [0]), (2, [1]), (1, [2])]
     assert hpgo.evaluate(profile, few, stages, pipeline_micro_batch_size=1, **options).fits
     try:

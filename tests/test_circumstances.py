@@ -31,7 +31,7 @@ def measured(spread: float = 0.04) -> hpgo.Profile:
     return replace(plain, layers=tuple(replace(layer, spread=spread) for layer in plain.layers), **KEYS)
 
 
-def machines() -> hpgo.Cluster:
+def nodes() -> hpgo.Cluster:
     return hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=80, inter_gbit_s=10, memory="16 GB")
 
 
@@ -71,33 +71,33 @@ def test_what_makes_no_sense_is_told(keys: dict[str, Any], said: tuple[str, ...]
 
 def test_prices_and_digests_do_not_heed_it(tmp_path: Path) -> None:
     plain, profile = chain([1.0, 2.0, 1.0], 1e6, 1e6), measured()
-    plan = hpgo.plan(plain, machines(), global_batch_size=4)
-    assert hpgo.plan(profile, machines(), global_batch_size=4).step_s == plan.step_s
+    plan = hpgo.plan(plain, nodes(), global_batch_size=4)
+    assert hpgo.plan(profile, nodes(), global_batch_size=4).step_s == plan.step_s
     plan.save(tmp_path / "plan.json", embed=False)
     read = hpgo.Plan.read(tmp_path / "plan.json")
-    assert read.reprice(profile=profile, cluster=machines()).step_s == plan.step_s
+    assert read.reevaluate(profile=profile, cluster=nodes()).step_s == plan.step_s
 
 
 def test_reports_say_where_times_are_from_and_when_they_differ_more_than_the_gap() -> None:
-    plan = hpgo.plan(measured(), machines(), global_batch_size=4)
+    plan = hpgo.plan(measured(), nodes(), global_batch_size=4)
     said = " ".join(str(plan).split())
     assert (
         "measured in bfloat16 on NVIDIA H100, node: 7, hpgo 0.2, torch 2.15.0, 2026-05-03; times differ by 4 %" in said
     )
     assert hpgo.Plan.from_json(plan.to_json()).assumptions == plan.assumptions
-    sure = str(hpgo.plan(measured(0.001), machines(), global_batch_size=4))
+    sure = str(hpgo.plan(measured(0.001), nodes(), global_batch_size=4))
     assert "2026-05-03" in sure
     assert "times differ" not in sure
     wide = replace(plan, lower_bound_s=plan.step_s / 1.2)
     assert "times differ" not in str(wide)
-    assert "Profile" not in str(hpgo.plan(chain([1.0], 1e6, 1e6), machines(), global_batch_size=4))
+    assert "Profile" not in str(hpgo.plan(chain([1.0], 1e6, 1e6), nodes(), global_batch_size=4))
 
 
 @pytest.mark.parametrize(
     ("spread", "said"), [(0.04, None), (0.249, None), (0.25, "25 %"), (0.99, "99 %"), (3.42, "3.4 ×"), (179.4, "179 ×")]
 )
 def test_plans_on_times_that_vary_much_say_so_before_anything_else(spread: float, said: str | None) -> None:
-    plan = hpgo.plan(measured(spread), machines(), global_batch_size=4)
+    plan = hpgo.plan(measured(spread), nodes(), global_batch_size=4)
     lines = str(plan).splitlines()
     told = " ".join(str(plan).split())
     assert "e+" not in told
@@ -113,8 +113,8 @@ def test_plans_on_times_that_vary_much_say_so_before_anything_else(spread: float
     assert report.markdown(plan).splitlines()[2].startswith(f"**M{warning}")
     assert report.summary(plan)[0][0] == "caution"
     assert json.loads(plan.to_json())["notes"][0].startswith(f"m{warning}")
-    assert hpgo.Plan.from_json(plan.to_json()).reprice().notes == plan.notes
-    chained = hpgo.partition(measured(spread), machines())
+    assert hpgo.Plan.from_json(plan.to_json()).reevaluate().notes == plan.notes
+    chained = hpgo.partition(measured(spread), nodes())
     assert chained.remarks[0] == plan.notes[0]
 
 

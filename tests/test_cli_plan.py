@@ -132,7 +132,7 @@ def test_evaluate_reports_the_plan_that_was_asked_for() -> None:
             1,
             "at most 65536",
         ),
-        (["plan", "bert-48", "-c", "dapple-a", "-b", "1"], 1, "--min-micro-batch-size 1"),
+        (["plan", "bert-48", "-c", "dapple-a", "-b", "1"], 1, "--min-samples-per-replica 1"),
         (["plan", "bert-48", "-c", "dapple-a"], 2, "Missing option"),
         (["plan", "bert-48", "-c", "dapple-a", "-b", "4294967296"], 2, "from 1 to 999,999,999"),
         (["plan", "/dev/zero", "-c", "dapple-a", "-b", "64"], 1, "/dev/zero has more than 64 MiB"),

@@ -37,7 +37,7 @@ SMALL = {
     "vgg-19": "vgg-19:image=32,width=8,linear=16,classes=10,dropout=0",
 }
 ROWS = 8
-MESSAGES, LEAST_BYTES = 16, 2**16
+MESSAGES, MIN_BYTES = 16, 2**16
 """Each way in a step, and their least size: with fewer and smaller ones, what else ranks tell each other counts."""
 DEEP = {
     "activations": "vit:layers=16,hidden=64,heads=4,image=64,patch=8,classes=10",
@@ -81,7 +81,7 @@ def test_layers_meet_and_what_crosses_a_cut_is_what_the_plan_says(names: list[st
         profile = hpgo.runtime.profile(workload, batch_sizes=[ROWS], seconds=0)
         assert tuple(layer.id for layer in profile.layers) == hpgo.runtime.Workload.read(workload).layers
         plans = [planned(profile, cut, MESSAGES) for cut in range(1, len(profile.layers))]
-        cases[name] = workload, random.Random(name).choice([plan for plan in plans if crossing(plan) >= LEAST_BYTES])
+        cases[name] = workload, random.Random(name).choice([plan for plan in plans if crossing(plan) >= MIN_BYTES])
     found, is_alone = ran(tmp_path, cases)
     for name, (_, plan) in cases.items():
         said = 2 * MESSAGES * crossing(plan)  # there, and back as a gradient
@@ -132,8 +132,8 @@ class Looks(torch.nn.Linear):
 def test_memory_is_measured_in_the_first_step_alone() -> None:
     layers = [Looks(64, 64), Looks(64, 64)]
     workload = hpgo.runtime.Workload(layers, torch.ones(2, 64), torch.ones(2, 64), torch.nn.functional.mse_loss)
-    orders = hpgo.schedule("gpipe", ranks=1, micro_batches=3)
-    program = hpgo.program(orders, [(workload.layers, [0])], pipeline_micro_batch_size=512, global_batch_size=3 * 512)
+    schedule = hpgo.schedule("gpipe", ranks=1, micro_batches=3)
+    program = hpgo.program(schedule, [(workload.layers, [0])], pipeline_micro_batch_size=512, global_batch_size=3 * 512)
     with hpgo.runtime.Pipeline(program, workload, optimizer=lambda p: torch.optim.SGD(p, 0.1, 0.9)) as pipeline:
         for _ in range(2):
             pipeline.step(*pipeline.example())
@@ -143,9 +143,9 @@ def test_memory_is_measured_in_the_first_step_alone() -> None:
     weights, rows = 4 * 2 * (64 * 64 + 64), 4 * 512 * 64
     # Weights, gradients and momentum; the batch; of each micro-batch what both layers make, the first backward pass
     # beside them: the gradient of the loss's input, and of what the last layer reads.
-    least = 3 * weights + 2 * 3 * rows + 3 * 2 * rows
+    minimum = 3 * weights + 2 * 3 * rows + 3 * 2 * rows
     assert peaks[0] is not None
-    assert least < peaks[0][0] < least + 3 * rows
+    assert minimum < peaks[0][0] < minimum + 3 * rows
 
 
 @pytest.mark.parametrize("name", SMALL)

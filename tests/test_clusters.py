@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -18,11 +18,14 @@ from hpgo.hardware.cluster import Cluster, Device, Link, Node
 from hpgo.hardware.presets import PRESETS
 from hpgo.hardware.rates import NAMES, RATES, key_of, rates_of
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 LAB = """\
 hpgo_cluster: 1
 name: lab
 source: measured in May
-machines:
+nodes:
   - {count: 2, devices: 8, type: V100, memory: 16 GiB}
   - {devices: 4, type: T4, memory: 15 GB, speed: 0.5, name: old}
 intra: 150 GB/s
@@ -60,18 +63,18 @@ def test_one_machine_needs_no_link_between_machines_and_a_name_defaults_to_the_f
         ("25 Gbit/s", "0", "inter: a link's bytes_per_s is 0", "above 0"),
         ("25 Gbit/s", "fast", "inter: `bandwidth`: `fast` is no rate", "25 Gbit/s"),
         ("10 us", "-1", "inter: `latency`: the time is -1, but it must be finite", ""),
-        ("16 GiB", "0 GB", "machines entry 1: device `V100`: memory_bytes is 0", ""),
-        ("16 GiB", "[16]", "machines entry 1: `memory`: a size can't be a list", ""),
-        ("speed: 0.5", "speed: .nan", "machines entry 2: device `T4`: speed is nan", ""),
-        ("speed: 0.5", "sped: 0.5", "machines entry 2: `sped` is unknown", "did you mean `speed`?"),
+        ("16 GiB", "0 GB", "nodes entry 1: device `V100`: memory_bytes is 0", ""),
+        ("16 GiB", "[16]", "nodes entry 1: `memory`: a size can't be a list", ""),
+        ("speed: 0.5", "speed: .nan", "nodes entry 2: device `T4`: speed is nan", ""),
+        ("speed: 0.5", "sped: 0.5", "nodes entry 2: `sped` is unknown", "did you mean `speed`?"),
         (
             "devices: 8",
             "devices: 0",
-            "machines entry 1: the number of devices of a machine is 0",
+            "nodes entry 1: the number of devices of a node is 0",
             "give a whole number from 1 to 1048576",
         ),
-        ("devices: 8", "devices: 9e9", "machines entry 1: `devices` must be a whole number from 0, got 9e+09", ""),
-        ("count: 2", "count: 999999999", "machines entry 1: 999999999 × 8 devices are too many", ""),
+        ("devices: 8", "devices: 9e9", "nodes entry 1: `devices` must be a whole number from 0, got 9e+09", ""),
+        ("count: 2", "count: 999999999", "nodes entry 1: 999999999 × 8 devices are too many", ""),
         ("type: T4", "type: V100", "type `V100` has another memory or speed above", ""),
         ("name: lab", "nme: lab", "`nme` is unknown", "did you mean `name`?"),
         ("name: lab", "name: [lab]", "`name` must be text, got a list", ""),
@@ -91,7 +94,7 @@ def test_a_wrong_file_is_named_with_the_place_and_the_way_out(tmp_path, old, new
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "hpgo_cluster: 1\nmachines: []\nintra: 1\n", "---\na: 1\n---\nb: 1\n"])
+@pytest.mark.parametrize("text", ["", "[]", "3", "hpgo_cluster: 1\nnodes: []\nintra: 1\n", "---\na: 1\n---\nb: 1\n"])
 def test_files_without_a_cluster_are_refused(tmp_path, text):
     with pytest.raises(hpgo.errors.ClusterError, match=r"lab\.yaml"):
         read(tmp_path, text)
@@ -117,8 +120,8 @@ def test_a_preset_takes_a_sensible_number_of_machines(name):
 
 def test_presets_have_the_devices_and_rates_of_their_sources():
     a, b, c = (Cluster.preset(f"dapple-{letter}") for letter in "abc")
-    assert [machine.count for machine in a.nodes] == [8, 8]
-    assert [machine.count for machine in b.nodes] == [1] * 16
+    assert [node.count for node in a.nodes] == [8, 8]
+    assert [node.count for node in b.nodes] == [1] * 16
     assert (a.inter.bytes_per_s, b.inter.bytes_per_s, c.inter.bytes_per_s) == (3.125e9, 3.125e9, 1.25e9)
     for name in PRESETS:
         cluster = Cluster.preset(name)
@@ -166,12 +169,12 @@ def clusters() -> st.SearchStrategy[Cluster]:
     types = st.lists(st.tuples(words, memory, speed), min_size=1, max_size=3).map(
         lambda items: [Device(f"{name}{index}", *rest) for index, (name, *rest) in enumerate(items)]
     )
-    machines = types.flatmap(
+    nodes = types.flatmap(
         lambda known: st.lists(
             st.builds(Node, st.sampled_from(known), st.integers(1, 16), words), min_size=1, max_size=5
         ).map(tuple)
     )
-    return st.builds(Cluster, words, machines, links(), links(), words)
+    return st.builds(Cluster, words, nodes, links(), links(), words)
 
 
 FILES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -276,10 +279,9 @@ def test_no_longer_name_stands_for_the_card_that_it_begins_with(key: str, more: 
             assert key_of(longer) is None, longer
 
 
-def test_the_page_on_clusters_lists_all_names_of_devices() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "clusters.md").read_text(encoding="utf-8")
-    for key, names in NAMES.items():
-        assert f"| `{key}` | {', '.join(f'`{name}`' for name in names)} |" in page
+def test_the_command_lists_all_names_of_devices() -> None:
+    rows = json.loads(CliRunner().invoke(group, ["clusters", "devices", "--json"]).stdout)
+    assert {row["name"]: tuple(row["names"]) for row in rows} == {key: tuple(names) for key, names in NAMES.items()}
 
 
 def test_an_h100_on_pcie_has_its_own_rates(tmp_path) -> None:
@@ -349,9 +351,7 @@ def test_a_device_whose_memory_is_another_cards_is_refused_with_types_that_are_a
     path = tmp_path / "lab.yaml"
 
     def price(kind: str) -> float:
-        path.write_text(
-            f"hpgo_cluster: 1\nmachines: [{{devices: 8, type: {kind}, memory: {memory}}}]\nintra: 300 GB/s\n"
-        )
+        path.write_text(f"hpgo_cluster: 1\nnodes: [{{devices: 8, type: {kind}, memory: {memory}}}]\nintra: 300 GB/s\n")
         return hpgo.estimate_llm("gpt-2", path, global_batch_size=8, seq_length=512).step_s
 
     with refused(hpgo.errors.ClusterError, "invalid_cluster", device) as caught:

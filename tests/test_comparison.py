@@ -117,12 +117,33 @@ def test_prices_of_other_questions_are_not_compared() -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("tp", "is no NAME=VALUE"), ("tp=", "is no NAME=VALUE"), ("tpp=2", "did you mean `tp`"), ("tp=1,tp=2", "twice")],
-)
+    [
+        ("tp", "is no NAME=VALUE"), ("tp=", "is no NAME=VALUE"), ("tpp=2", "did you mean `tp`"), ("tp=1,tp=2", "twice"),
+        ("tp=two", "tp is `two` give a whole number"), ("tp=0", "give a whole number from 1"), ("tp=-1", "tp is `-1`"),
+        ("zero_stage=7", "zero_stage is 7"), ("recompute=ful", "did you mean `full`"), ("recompute=4", "selective_op"),
+        ("precision=int8", "there is no precision `int8`"), ("pp_schedule=gpipe", "there is no pp_schedule `gpipe`"),
+        ("flash_attention=maybe", "there is no value of flash_attention `maybe`"), ("sp=2", "known: yes"),
+        ("recompute_modules=mpl", "did you mean `mlp`"), ("recompute_modules=mlp+", "there is no module ``"),
+        ("first_rank_layers=some", "first_rank_layers is `some`"),
+    ],
+)  # fmt: skip
 def test_changes_that_are_none_are_refused(text: str, says: str) -> None:
     with pytest.raises(hpgo.errors.ArgumentError) as found:
         read_changes(text)
     assert says in f"{found.value.message} {found.value.hint}"
+
+
+def test_modules_and_numbers_that_are_left_out_can_be_changes() -> None:
+    config = priced(pp=2).parallelism
+    modules = changed(config, read_changes("recompute_modules=mlp+layernorm"))
+    assert (modules.recompute, modules.recompute_modules) == ("selective", ("mlp", "layernorm"))
+    assert differences(config, modules) == "recompute selective, recompute_modules mlp+layernorm"
+    assert differences(modules, config) == "recompute none"
+    assert changed(modules, read_changes("recompute=full")).recompute_modules == ()
+    assert changed(modules, read_changes("recompute_modules=none")).recompute == "selective"
+    some = changed(config, read_changes("recompute=full,recompute_every=2"))
+    assert differences(some, changed(some, read_changes("recompute_every=none"))) == "recompute every layer"
+    assert changed(some, {"recompute": "none"}).recompute_every is None
 
 
 # --- The command
@@ -199,6 +220,23 @@ def test_what_nobody_runs_leads_to_changes_that_are_accepted(plan, against) -> N
         typed = ",".join(f"{name}={value}" for name, value in both.items())
         other = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", typed, "--json"])
         assert "refused" not in json.loads(other.stdout), (typed, other.stdout)
+
+
+@pytest.mark.parametrize("against", ["recompute=ful", "tp=two", "zero_stage=9", "recompute_modules=mpl", "sp=maybe"])
+def test_values_that_a_setting_never_takes_are_usage_errors(plan, against: str) -> None:
+    done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", against])
+    assert done.exit_code == 2
+    assert "--compare-with" in done.output
+
+
+def test_recomputed_modules_stand_beside_the_plan(plan) -> None:
+    words = ["llm", "explain", str(plan), "--compare-with", "recompute_modules=mlp"]
+    done = CliRunner().invoke(group, words)
+    assert done.exit_code == 0, done.output
+    assert "mlp" in done.stdout
+    told = json.loads(CliRunner().invoke(group, [*words, "--json"]).stdout)
+    activations = told["memory_bytes"]["activations"]
+    assert activations["other"] < activations["chosen"]
 
 
 def test_words_that_are_no_degrees_are_usage_errors(plan) -> None:

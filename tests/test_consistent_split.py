@@ -29,7 +29,7 @@ ODD_SECONDS = st.sampled_from([0.0, 1e-320, 1e-9, 1.0, 1e9])  # of which many ar
 REMARK = "both were rescaled so that their sum is backward_s"
 
 
-def machines(devices: int = 2) -> hpgo.Cluster:
+def nodes(devices: int = 2) -> hpgo.Cluster:
     return hpgo.Cluster.of(nodes=1, devices_per_node=devices, intra_gbit_s=80, inter_gbit_s=10, memory="64 GB")
 
 
@@ -78,7 +78,7 @@ def test_no_schedule_beats_the_work_whatever_the_halves_are(data: st.DataObject,
         assert "input_gradient_s + weight_gradient_s is" in refused.message  # noqa: PT017 -- or there is no error
         return
     try:
-        plan = hpgo.plan(profile, machines(devices), global_batch_size=8, schedule=schedule)
+        plan = hpgo.plan(profile, nodes(devices), global_batch_size=8, schedule=schedule)
     except hpgo.errors.HpgoError:
         return  # no cut for this schedule
     steps_s = [plan.step_s, *(choice.step_s for choice in plan.schedules if choice.step_s is not None)]
@@ -125,7 +125,7 @@ def test_halves_are_rescaled_with_a_remark_where_they_are_not_98_to_200_percent(
 ) -> None:
     profile = split_by(*parts)
     question = {"global_batch_size": 3, "pipeline_micro_batch_size": 1, "schedule": "zb_h1"}
-    plan = hpgo.evaluate(profile, machines(1), [(4, [0])], **question)  # type: ignore[arg-type]
+    plan = hpgo.evaluate(profile, nodes(1), [(4, [0])], **question)  # type: ignore[arg-type]
     assert plan.step_s == pytest.approx(3 * 4 * (1 + 2 * costs))
     inputs_s, weights_s = plan.stages[0].halves_s(recompute=False)
     assert inputs_s / weights_s == pytest.approx(parts[0] / parts[1])
@@ -150,18 +150,18 @@ def test_each_batch_size_is_rescaled_by_itself_and_so_are_sizes_between() -> Non
     )
     profile = hpgo.Profile("two", (2, 4), (layer,), ())
     for samples, whole_s, inputs_s in ((2, 2.0, 0.5), (4, 3.6, 2.0), (3, 2.8, 1.25)):
-        plan = hpgo.evaluate(profile, machines(1), [(1, [0])], global_batch_size=samples, schedule="zb_h1")
+        plan = hpgo.evaluate(profile, nodes(1), [(1, [0])], global_batch_size=samples, schedule="zb_h1")
         halves_s = plan.stages[0].halves_s(recompute=False)
         assert (sum(halves_s), halves_s[0]) == pytest.approx((whole_s, inputs_s))
 
 
 def test_saved_plans_keep_the_given_halves_and_the_remark(tmp_path: Path) -> None:
     profile = split_by(0.1, 0.3)
-    plan = hpgo.plan(profile, machines(), global_batch_size=4, schedule="zb_h1")
+    plan = hpgo.plan(profile, nodes(), global_batch_size=4, schedule="zb_h1")
     plan.save(tmp_path / "plan.json")
     read = hpgo.Plan.read(tmp_path / "plan.json")
     assert read.assumed.profile == profile
-    anew = read.reprice()
+    anew = read.reevaluate()
     assert (anew.step_s, anew.notes) == (plan.step_s, plan.notes)
     found = hpgo.calibrate(plan, plan.timeline())
     assert not any(layer.has_wrong_split for layer in found.profile.layers)
@@ -186,7 +186,7 @@ def test_every_command_that_prices_the_profile_says_that_it_was_rescaled(
     run: Callable[..., CompletedProcess[str]], tmp_path: Path
 ) -> None:
     hpgo.write_profile(split_by(0.1, 0.3), tmp_path / "p.yaml")
-    (tmp_path / "c.yaml").write_text(machines().yaml())
+    (tmp_path / "c.yaml").write_text(nodes().yaml())
     for words in (["plan"], ["plan", "--schedule", "auto"], ["evaluate", "--stages", "4@0"]):
         asked = [words[0], "p.yaml", "-c", "c.yaml", "-b", 4, *words[1:]]
         assert any(REMARK in note for note in json.loads(run(*asked, "--json").stdout)["notes"])
@@ -204,5 +204,5 @@ def test_the_least_and_the_largest_numbers_are_rescaled_too() -> None:
         profile = hpgo.Profile("far", (1,), (layer,), ())
         assert any(
             REMARK in note
-            for note in hpgo.evaluate(profile, machines(1), [(1, [0])], global_batch_size=1, schedule="zb_h1").notes
+            for note in hpgo.evaluate(profile, nodes(1), [(1, [0])], global_batch_size=1, schedule="zb_h1").notes
         )

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from hpgo.hardware.presets import PRESETS
-
 DOCS = Path(__file__).parent.parent / "docs"
 # A fenced block: its language, then its text.
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -26,9 +24,3 @@ def test_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
         else:
             file, _, content = text.removeprefix("# ").partition("\n")
             Path(file).write_text(content, encoding="utf-8")
-
-
-def test_the_page_on_clusters_lists_every_preset_as_it_is():
-    page = (DOCS / "clusters.md").read_text(encoding="utf-8")
-    for name, preset in PRESETS.items():
-        assert f"| `{name}` | {preset.machines} × {preset.devices} |" in page

@@ -371,7 +371,7 @@ def test_distances_of_colours_are_the_published_ones(one, other, published: floa
 
 
 _BOXES = ["F", "B", "I", "W", *(f"idle-{cause}" for cause in palette.CAUSE_NAMES), "sync"]
-_OVER_THEM = ["chunk", "memory", "lane-activation", "lane-gradient", "activation", "gradient", "critical"]
+_OVER_THEM = ["virtual_stage", "memory", "lane-activation", "lane-gradient", "activation", "gradient", "critical"]
 _STAGES = [f"stage-{at}" for at in range(len(palette.STAGE_COLOURS))]
 _HELD = ["weights", "gradients", "optimizer", "activations", "buffers"]
 _SHARES = ["F", "B", "sync", "waits"]
@@ -418,7 +418,7 @@ def test_in_grey_boxes_that_touch_differ_by_pattern_or_edge() -> None:
 def test_a_later_chunk_is_told_by_a_bar_and_not_by_its_colour() -> None:
     one = timeline("interleaved", ranks=2, micro_batches=2)
     picture = scene([one], DrawOptions())
-    bars = [item for item in picture.items if isinstance(item, Boxes) and item.style == "chunk"]
+    bars = [item for item in picture.items if isinstance(item, Boxes) and item.style == "virtual_stage"]
     later = int((one.stage >= one.ranks).sum())
     assert sum(len(item.x) for item in bars) == later + 1  # and one in the legend
     assert all(np.all(item.height <= 3) for item in bars)

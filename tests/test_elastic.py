@@ -21,7 +21,7 @@ from hpgo.cli.main import group
 pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 import elastic_models
-from elastic_runs import RUN, Machines, undisturbed
+from elastic_runs import RUN, Nodes, undisturbed
 from ports import free_port
 from refusals import refused
 from test_faults import here
@@ -56,18 +56,18 @@ def test_a_machine_is_killed_and_returns_and_the_losses_are_those_of_a_run_that_
         "--heartbeat-timeout",
         "4",
     )
-    with Machines(tmp_path, "3:4", *words, "--steps", str(STEPS), restarts=9) as machines:
-        machines.start(0, 1, 2, 3)
-        machines.wait_for(lambda steps: len(steps) >= 5)
-        machines.lose(1)
-        machines.wait_for(lambda steps: steps[-1]["ranks"] == 3)
+    with Nodes(tmp_path, "3:4", *words, "--steps", str(STEPS), restarts=9) as nodes:
+        nodes.start(0, 1, 2, 3)
+        nodes.wait_for(lambda steps: len(steps) >= 5)
+        nodes.lose(1)
+        nodes.wait_for(lambda steps: steps[-1]["ranks"] == 3)
         pace.write_text("0.05")  # so that steps are left when it is back
-        machines.start(1)
-        machines.wait_for(lambda steps: steps[-1]["ranks"] == 4)
+        nodes.start(1)
+        nodes.wait_for(lambda steps: steps[-1]["ranks"] == 4)
         pace.write_text("0")
-        assert machines.codes() == dict.fromkeys(range(4), 0), machines.said()
-    assert machines.left == []
-    steps = machines.steps()
+        assert nodes.codes() == dict.fromkeys(range(4), 0), nodes.said()
+    assert nodes.left == []
+    steps = nodes.steps()
     assert [one["ranks"] for at, one in enumerate(steps) if not at or one["ranks"] != steps[at - 1]["ranks"]] == [
         4,
         3,
@@ -77,7 +77,7 @@ def test_a_machine_is_killed_and_returns_and_the_losses_are_those_of_a_run_that_
     assert [one["loss"] for one in steps] == pytest.approx([whole[one["step"] - 1] for one in steps], rel=1e-10)
     again = [after["step"] for before, after in itertools.pairwise(steps) if after["step"] <= before["step"]]
     assert len(again) <= 1  # a machine that returns waits for a step to be saved
-    said = machines.said()
+    said = nodes.said()
     assert said.count("4 ranks: running the plan of plan.json") == 2
     assert re.search(r"^3 ranks: planned again in [\d.]+ m?s, ", said, re.MULTILINE)
     assert re.search("^error: rank . of stages? .*: (no sign of life for 4 s|.* lost)", said, re.MULTILINE)
@@ -91,15 +91,15 @@ def test_ranks_are_started_again_in_a_store_that_is_used_until_no_restart_is_lef
     elastic_models.plan(2).save(tmp_path / "plan.json")
     (tmp_path / "pace").write_text("0.002")
     words = (*RUN, "--steps", "100000", "--checkpoint", "saved", "--every", "1", "--resume", "--losses", "losses.jsonl")
-    with Machines(tmp_path, "2", *words, "--heartbeat-timeout", "4", restarts=1, shared_store=True) as machines:
-        machines.start(0, 1)
+    with Nodes(tmp_path, "2", *words, "--heartbeat-timeout", "4", restarts=1, shared_store=True) as nodes:
+        nodes.start(0, 1)
         for _ in range(2):
-            known = len(machines.steps())
-            machines.wait_for(lambda steps, known=known: len(steps) >= known + 4)  # type: ignore[misc]
-            machines.signal(1, signal.SIGKILL, agent=False)  # after which no step is possible
-        assert machines.codes() == {0: 1, 1: 1}, machines.said()
-    assert machines.left == []
-    said, steps = machines.said(), machines.steps()
+            known = len(nodes.steps())
+            nodes.wait_for(lambda steps, known=known: len(steps) >= known + 4)  # type: ignore[misc]
+            nodes.signal(1, signal.SIGKILL, agent=False)  # after which no step is possible
+        assert nodes.codes() == {0: 1, 1: 1}, nodes.said()
+    assert nodes.left == []
+    said, steps = nodes.said(), nodes.steps()
     assert said.count("no checkpoint in saved yet") == 1
     assert len(re.findall(r"^resumed from step \d+$", said, re.MULTILINE)) == 1, said
     errors = re.findall("^error: rank .*", said, re.MULTILINE)
@@ -203,7 +203,7 @@ def test_options_that_elastic_runs_lack_are_told(words: tuple[str, ...], said: s
     "options",
     [
         {},
-        {"schedule": "gpipe", "even_split": True, "overlap": False, "min_micro_batch_size": 4},
+        {"schedule": "gpipe", "even_split": True, "overlap": False, "min_samples_per_replica": 4},
         {"memory": hpgo.MemoryModel(0.5, 4.0, shard_optimizer=True, reserved_bytes=1e6)},
         pytest.param({"schedule": "auto"}, marks=pytest.mark.slow),
         {"schedule": "zb_v"},

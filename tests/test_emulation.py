@@ -47,15 +47,15 @@ EPSILON_S = 1e-6
 def program_of(name: str) -> hpgo.Program:
     """Micro-batches of seven, so that replicas have unequal rows."""
     family, groups, transfer_s = PROGRAMS[name]
-    orders = hpgo.schedule(family, ranks=len(groups), micro_batches=8)
-    length = orders.stages_per_pipeline
-    stages = [([f"layer-{at % length}"], groups[orders.rank_of_stage[at]]) for at in range(orders.stages)]
+    schedule = hpgo.schedule(family, ranks=len(groups), micro_batches=8)
+    length = schedule.stages_per_pipeline
+    stages = [([f"layer-{at % length}"], groups[schedule.rank_of_stage[at]]) for at in range(schedule.stages)]
     costs = hpgo.Costs(
         forward_s=[FORWARD_S + 0.0005 * (at % 3) for at in range(length)], backward_s=BACKWARD_S, transfer_s=transfer_s,
         latency_s=LATENCY_S, gradient_transfer_s=transfer_s / 2, gradient_sync_s=0.005, optimizer_s=0.002,
     )  # fmt: skip
     return hpgo.program(
-        orders, stages, pipeline_micro_batch_size=7, global_batch_size=56, nodes=[8, 8], costs=costs
+        schedule, stages, pipeline_micro_batch_size=7, global_batch_size=56, nodes=[8, 8], costs=costs
     )  # fmt: skip
 
 
@@ -169,10 +169,10 @@ def test_a_rank_that_is_held_up_holds_up_the_others(steps: dict[str, list[hpgo.T
 
 def save(folder: Path, name: str) -> str:
     """A small program of two ranks."""
-    orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+    schedule = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
     costs = hpgo.Costs(forward_s=0.03, backward_s=0.05, transfer_s=0.01)
     program = hpgo.program(
-        orders, [(["a"], [0]), (["b"], [1])], pipeline_micro_batch_size=1, global_batch_size=4, costs=costs
+        schedule, [(["a"], [0]), (["b"], [1])], pipeline_micro_batch_size=1, global_batch_size=4, costs=costs
     )
     file = folder / name
     dataclasses.replace(program, costs=costs if name == "priced.json" else None).save(file)

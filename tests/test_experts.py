@@ -27,7 +27,7 @@ from hpgo.llm.layer_context import LayerContext
 from hpgo.llm.layer_time import EMBEDDING, HEAD, end_times, layer_times
 from hpgo.llm.memory import expert_parameters, parameters, saved_activation_bytes, stage_memory
 from hpgo.llm.parallelism import ParallelismConfig, stage_layers
-from hpgo.llm.step_time import PipelineStages
+from hpgo.llm.step_time import LayerCosts, PipelineStages
 from hpgo.model.formats.transformers import of_document
 from hpgo.model.transformer import Kind, Latent
 from hpgo.model.transformer_presets import TRANSFORMERS
@@ -89,11 +89,13 @@ def test_rows_go_to_their_experts_and_back_in_both_passes(tensor: int, expert: i
 
 def test_a_token_goes_to_each_machine_once_and_to_no_more_than_its_groups_are_on() -> None:
     def exchange_s(**changes: object) -> float:
-        one = context(replace(DEEPSEEK, **changes), ParallelismConfig(dp=64, ep=16), replace(SLOW_LINKS, machine=2))
+        one = context(
+            replace(DEEPSEEK, **changes), ParallelismConfig(dp=64, ep=16), replace(SLOW_LINKS, gpus_per_node=2)
+        )
         return layer_times(one.of(EXPERTS))[0].forward_s["ep_all_to_all"]
 
-    machines, each = 8, 2 * 1024 * 2048
-    anywhere = machines * (1 - (1 - 1 / machines) ** 4)
+    nodes, each = 8, 2 * 1024 * 2048
+    anywhere = nodes * (1 - (1 - 1 / nodes) ** 4)
     assert exchange_s(expert_groups=1, groups_per_token=1) == pytest.approx(2 * each * anywhere * 7 / 8 / 1e8)
     assert exchange_s() < exchange_s(groups_per_token=4) == exchange_s(expert_groups=1, groups_per_token=1)
     # Of eight groups, one on each machine, both of a token's are met unless its four experts are of one.
@@ -159,6 +161,29 @@ def test_a_recomputed_module_is_saved_in_one_layer_only(module, of_dense: int, o
     before, after = memory(()), memory((module,))
     assert before.pop("activations") - after.pop("activations") == pytest.approx(2048 / tensor * less)
     assert before == after
+
+
+@pytest.mark.parametrize(("precision", "flash", "freed"), [("bf16", True, 0), ("fp8", True, 2), ("fp8", False, None)])
+def test_recomputed_attention_frees_its_result_beside_a_narrow_copy(precision: Any, flash: bool, freed: Any) -> None:
+    """Fused attention saves no scores, and in bf16 the GEMM after it saves the same result."""
+
+    def saved(*modules: str) -> float:
+        how: Any = {"precision": precision, "flash_attention": flash, "recompute_modules": modules}
+        config = ParallelismConfig(tp=2, sequence_parallel=True, recompute="selective" if modules else "none", **how)
+        return saved_activation_bytes(context(MIXTRAL, config), recomputed=False)
+
+    less = saved() - saved("core_attn")
+    assert less == pytest.approx(2048 * 1024 / 2 * freed if flash else 5 * MIXTRAL.heads * 2048**2 / 2)
+
+
+def test_a_layer_that_is_recomputed_restores_its_attention_result() -> None:
+    def activations(*modules: str) -> float:
+        how: Any = {"recompute": "selective", "recompute_modules": modules} if modules else {}
+        one = hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=4096, precision="fp8", **how)
+        return dict(one.stages[0].memory_bytes)["activations"]
+
+    # All of 32 layers free 2 bytes of each token and value, and one layer has them back.
+    assert activations() - activations("core_attn") == pytest.approx(31 * 2 * 4096 * 4096)
 
 
 @pytest.mark.parametrize("module", ["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"])
@@ -237,12 +262,12 @@ def test_a_window_leaves_out_the_pairs_behind_it(window: int) -> None:
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 @pytest.mark.parametrize("expert", [1, 4, 8])
 @pytest.mark.parametrize(
-    ("model", "pipeline", "chunks"),
+    ("model", "pipeline", "vpp"),
     [(MIXTRAL, *how) for how in ((1, 1), (2, 1), (5, 1), (4, 2))]
     + [(DEEPSEEK, *how) for how in ((1, 1), (2, 1), (5, 1), (4, 2), (7, 2))],
 )
-def test_parameters_of_all_gpus_are_the_models(model, tensor: int, expert: int, pipeline: int, chunks: int) -> None:
-    config = ParallelismConfig(tp=tensor, sequence_parallel=tensor > 1, ep=expert, dp=8, pp=pipeline, vpp=chunks)
+def test_parameters_of_all_gpus_are_the_models(model, tensor: int, expert: int, pipeline: int, vpp: int) -> None:
+    config = ParallelismConfig(tp=tensor, sequence_parallel=tensor > 1, ep=expert, dp=8, pp=pipeline, vpp=vpp)
     stages = PipelineStages(context(model, config), pipeline)
     parts = [stages.rank_layers(at, 1) for at in range(config.num_stages)]
     experts = [expert_parameters(stages.context, part) for part in parts]
@@ -292,9 +317,9 @@ def test_the_first_stage_holds_the_dense_layers() -> None:
 
 
 ways = st.builds(
-    lambda tensor, context, expert, pipeline, chunks, data, size, recomputed, zero: ParallelismConfig(
+    lambda tensor, context, expert, pipeline, vpp, data, size, recomputed, zero: ParallelismConfig(
         tp=tensor, sequence_parallel=tensor > 1, cp=context, ep=expert, pp=pipeline,
-        vpp=chunks if pipeline > 1 else 1, dp=data, micro_batch_size=size, recompute=recomputed, zero_stage=zero,
+        vpp=vpp if pipeline > 1 else 1, dp=data, micro_batch_size=size, recompute=recomputed, zero_stage=zero,
     ),
     st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 7]),
     st.sampled_from([1, 2]), st.sampled_from([4, 8]), st.sampled_from([1, 2]), st.sampled_from(["none", "full"]),
@@ -333,11 +358,11 @@ def test_laid_out_stages_have_all_layers_and_one_at_most_has_none(layers: int, s
 def test_experts_among_gpus_of_one_machine_are_nearer_than_of_two() -> None:
     many = {"global_batch_size": 32, "seq_length": 4096, "ep": 8}
     near = hpgo.estimate_llm("mixtral-8x7b", hpgo.Cluster.preset("h200:2"), **many)
-    apart = hpgo.estimate_llm("mixtral-8x7b", replace_machines(4), **many)
+    apart = hpgo.estimate_llm("mixtral-8x7b", replace_nodes(4), **many)
     assert dict(near.time_by_term_s)["ep_all_to_all"] < dict(apart.time_by_term_s)["ep_all_to_all"]
 
 
-def replace_machines(count: int) -> hpgo.Cluster:
+def replace_nodes(count: int) -> hpgo.Cluster:
     """Sixteen H200, in machines of so many."""
     one = hpgo.Cluster.preset("h200:2")
     return replace(one, nodes=tuple(replace(one.nodes[0], count=count) for _ in range(16 // count)))
@@ -626,17 +651,16 @@ def test_a_config_says_how_many_further_tokens() -> None:
 
 
 @pytest.mark.parametrize("tensor", [1, 4])
-def test_a_layer_for_a_further_token_is_the_last_one_with_a_matrix_an_embedding_and_a_head_more(tensor: int) -> None:
+def test_a_layer_for_a_further_token_is_the_last_one_with_a_matrix_and_an_embedding_more(tensor: int) -> None:
     one = context(FURTHER, ParallelismConfig(tp=tensor, sequence_parallel=tensor > 1))
     last, further = (layer_times(one.of(kind))[0] for kind in (FURTHER.kind(12), FURTHER.further_kind))
     head, embedding = (end_times(one, terms) for terms in (HEAD, EMBEDDING))
     joining_s = 2 * one.tokens * FURTHER.joining_parameters / tensor / 1e12
-    ends_s = [head.total_forward_s + embedding.total_forward_s, head.total_backward_s + embedding.total_backward_s]
-    assert further.total_forward_s - last.total_forward_s == pytest.approx(joining_s + ends_s[0])
-    assert further.total_backward_s - last.total_backward_s == pytest.approx(2 * joining_s + ends_s[1])
-    assert further.weight_grad_s - last.weight_grad_s == pytest.approx(
-        joining_s + head.weight_grad_s + embedding.weight_grad_s
-    )
+    assert further.total_forward_s - last.total_forward_s == pytest.approx(joining_s + embedding.total_forward_s)
+    assert further.total_backward_s - last.total_backward_s == pytest.approx(2 * joining_s + embedding.total_backward_s)
+    assert further.weight_grad_s - last.weight_grad_s == pytest.approx(joining_s + embedding.weight_grad_s)
+    # Its LM head runs after the other one.
+    assert LayerCosts.from_context(one).head == head.times(2)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -212,7 +212,7 @@ def test_every_launcher_gets_the_blocks_the_batch_and_the_grid_of_the_plan(
     written = export.files(plan, "torch")
     values = assigned(written["planned.py"])
     assert values["LAYERS"] == [list(stage.layers) for stage in plan.stages]
-    assert (values["REPLICAS"], values["SHARE"], values["MICRO_BATCHES"]) == (replicas, share, 2)
+    assert (values["REPLICAS"], values["SAMPLES_PER_REPLICA"], values["MICRO_BATCHES"]) == (replicas, share, 2)
     assert (values["GLOBAL_BATCH_SIZE"], values["RECOMPUTE"]) == (batch, recompute)
     assert values["SHARD_OPTIMIZER"] == (shard and replicas > 1)
     assert hpgo.Schedule.from_text(written["order.csv"]) == plan.program().schedule
@@ -241,10 +241,10 @@ def test_torchtitan_sums_up_passes_where_there_is_no_pipeline(target: str) -> No
 
 
 def test_programs_with_several_stages_a_rank_are_virtual_stages() -> None:
-    orders = hpgo.schedule("interleaved", ranks=2, micro_batches=4)
+    built = hpgo.schedule("interleaved", ranks=2, micro_batches=4)
     names = blocks(6)
     stages = [(names[:2], (0, 1)), (names[2:4], (2, 3)), (names[4:6], (0, 1)), (names[6:], (2, 3))]
-    program = hpgo.program(orders, stages, pipeline_micro_batch_size=4, global_batch_size=16)
+    program = hpgo.program(built, stages, pipeline_micro_batch_size=4, global_batch_size=16)
     for target in FAMILY:
         told = settings_of(program, target)
         assert told["pipeline_model_parallel_layout"] == "Et*1|t*2|t*2|t*1L"
@@ -254,17 +254,17 @@ def test_programs_with_several_stages_a_rank_are_virtual_stages() -> None:
     assert (job["pipeline_parallel_schedule"], job["pipeline_parallel_degree"]) == ("Interleaved1F1B", 2)
     assert assigned(main(program, "torch"))["RANK_OF_STAGE"] == [0, 1, 0, 1]
     # Larger groups are told, and orders that Megatron does not run are refused.
-    orders = hpgo.schedule("interleaved", ranks=2, micro_batches=8, group_size=4)
-    groups = hpgo.program(orders, stages, pipeline_micro_batch_size=4, global_batch_size=32)
+    built = hpgo.schedule("interleaved", ranks=2, micro_batches=8, group_size=4)
+    groups = hpgo.program(built, stages, pipeline_micro_batch_size=4, global_batch_size=32)
     for target in FAMILY:
         told = settings_of(groups, target)
         name = "virtual_pipeline" if target.startswith("megatron@") else "vp"
         assert told[f"microbatch_group_size_per_{name}_stage"] == "4"
-    orders = hpgo.Schedule.from_text(
-        hpgo.schedule("looped_bfs", ranks=2, micro_batches=4, chunks=2).to_text(), name="interleaved"
+    built = hpgo.Schedule.from_text(
+        hpgo.schedule("looped_bfs", ranks=2, micro_batches=4, virtual_stages_per_rank=2).to_text(), name="interleaved"
     )
     with refused(hpgo.errors.ArgumentError, "unsupported"):
-        export.megatron(hpgo.program(orders, stages, pipeline_micro_batch_size=4, global_batch_size=16))
+        export.megatron(hpgo.program(built, stages, pipeline_micro_batch_size=4, global_batch_size=16))
     v_shape = hpgo.schedule("zb_v", ranks=2, micro_batches=4)
     stages = [(names[:2], (0, 1)), (names[2:4], (2, 3)), (names[4:6], (2, 3)), (names[6:], (0, 1))]
     program = hpgo.program(v_shape, stages, pipeline_micro_batch_size=4, global_batch_size=16)
@@ -274,9 +274,9 @@ def test_programs_with_several_stages_a_rank_are_virtual_stages() -> None:
 
 
 def test_two_copies_of_a_model_are_refused() -> None:
-    orders = hpgo.schedule("chimera", ranks=2, micro_batches=4)
+    built = hpgo.schedule("chimera", ranks=2, micro_batches=4)
     stages = [(["block.0"], [0]), (["block.1"], [1]), (["block.0"], [1]), (["block.1"], [0])]
-    program = hpgo.program(orders, stages, pipeline_micro_batch_size=4, global_batch_size=16)
+    program = hpgo.program(built, stages, pipeline_micro_batch_size=4, global_batch_size=16)
     for target in TRAINING:
         with pytest.raises(hpgo.errors.ArgumentError):
             export.files(program, target)
@@ -542,7 +542,7 @@ def test_ranks_off_the_order_of_devices_are_told_where_to_start() -> None:
     for target in TRAINING:
         written = export.files(plan, target)
         rows = list(csv.DictReader(io.StringIO(written["ranks.csv"])))
-        assert [(row["rank"], row["machine"], row["CUDA_VISIBLE_DEVICES"]) for row in rows] == [
+        assert [(row["rank"], row["node"], row["CUDA_VISIBLE_DEVICES"]) for row in rows] == [
             ("0", "0", "0"), ("1", "1", "0"), ("2", "0", "1"), ("3", "1", "1"),
         ]  # fmt: skip
         assert "ranks.csv" in main(plan, target)
@@ -637,9 +637,9 @@ def test_pytorch_runs_the_module_to_the_gradients_of_one_process(tmp_path: Path)
     layers = [names[:2], names[2:3], names[3:4], names[4:]]
 
     def put(schedule: str, devices: Sequence[tuple[int, int]], **options: Any) -> hpgo.Program:
-        orders = hpgo.schedule(schedule, ranks=2, micro_batches=4)
+        built = hpgo.schedule(schedule, ranks=2, micro_batches=4)
         stages = list(zip(layers, devices, strict=True))
-        return hpgo.program(orders, stages, pipeline_micro_batch_size=6, global_batch_size=24, **options)
+        return hpgo.program(built, stages, pipeline_micro_batch_size=6, global_batch_size=24, **options)
 
     jobs: dict[str, hpgo.Plan | hpgo.Program] = {
         "skip": priced(
@@ -721,10 +721,10 @@ def test_a_main_file_of_another_name_finds_what_lies_beside_it(bert: hpgo.Plan) 
 
 
 def test_the_command_exports_programs_and_refuses_what_can_not_run(tmp_path: Path, uneven: hpgo.Plan) -> None:
-    orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+    built = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
     names = blocks(2)
     program = hpgo.program(
-        orders, [(names[:2], [0]), (names[2:], [1])], pipeline_micro_batch_size=1, global_batch_size=4
+        built, [(names[:2], [0]), (names[2:], [1])], pipeline_micro_batch_size=1, global_batch_size=4
     )
     program.save(tmp_path / "program.json")
     done = hpgo_export("program.json", "--to", "megatron", cwd=tmp_path)

@@ -34,10 +34,10 @@ pytestmark = pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("schedule", [pytest.param("1f1b", marks=pytest.mark.slow), "interleaved_zb"])
 @pytest.mark.parametrize("times", TIMES)
 def test_extreme_times_are_drawn_kept_and_read_back(tmp_path: Path, times: str, schedule: str) -> None:
-    orders = hpgo.schedule(schedule, ranks=2, micro_batches=4)
+    built = hpgo.schedule(schedule, ranks=2, micro_batches=4)
     held = hpgo.StageBytes(activation_bytes=SHORTEST_S, weights_bytes=1.0)
-    timeline = hpgo.simulate(orders, **TIMES[times], memory=held, memory_cap_bytes=SHORTEST_S)
-    usual = hpgo.simulate(orders)
+    timeline = hpgo.simulate(built, **TIMES[times], memory=held, memory_cap_bytes=SHORTEST_S)
+    usual = hpgo.simulate(built)
     for ending in draw.ENDINGS:
         for several in (timeline, [timeline, usual]):
             for options in DRAWN[1:2] if ending in {".png", ".pdf"} else DRAWN:
@@ -53,10 +53,10 @@ def test_extreme_times_are_drawn_kept_and_read_back(tmp_path: Path, times: str, 
 @pytest.mark.parametrize("communication", ["link", "latency", "stream", "stream_deferred", "rendezvous"])
 def test_messages_of_passes_without_length_start_at_zero_and_not_before(communication: Any) -> None:
     """The start of a message is its arrival less what it takes, which rounds."""
-    orders = hpgo.schedule("1f1b", ranks=4, micro_batches=2)
+    built = hpgo.schedule("1f1b", ranks=4, micro_batches=2)
     random = Random(2)
     for _ in range(50):
         times = {name: random.random() * 1e-12 for name in ("backward_s", "transfer_s", "latency_s")}
-        timeline = hpgo.simulate(orders, forward_s=0.0, communication=communication, **times)  # type: ignore[arg-type]
+        timeline = hpgo.simulate(built, forward_s=0.0, communication=communication, **times)  # type: ignore[arg-type]
         assert timeline.transfer_start_s.min() >= 0
         assert hpgo.Timeline.from_json(timeline.to_json()).measures == timeline.measures

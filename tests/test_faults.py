@@ -39,7 +39,7 @@ HOST = socket.gethostname()
 WHO = f"rank 3 of stage 1 on {HOST}"
 RUN = ("plan.json", "--workload", "fault_models:build", "--dtype", "float64", "--optimizer", "adamw:lr=0.1")
 SOON = ("--timeout", "5", "--heartbeat-timeout", "4")
-MOST_S = 10.0
+MAX_S = 10.0
 CASES = [
     *itertools.product(("kill -9", "SIGSTOP"), ("start", "forward", "all-reduce", "save")),
     *itertools.product(("exception",), ("start", "forward")),
@@ -49,9 +49,9 @@ CASES = [
 
 def write_plan(folder: Path) -> None:
     """For three ranks and one."""
-    orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+    schedule = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
     stages = [(LAYERS[:3], [0, 1, 2]), (LAYERS[3:], [3])]
-    hpgo.program(orders, stages, pipeline_micro_batch_size=7, global_batch_size=28).save(folder / "plan.json")
+    hpgo.program(schedule, stages, pipeline_micro_batch_size=7, global_batch_size=28).save(folder / "plan.json")
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def test_a_lost_rank_ends_all_and_is_named_once(fault: str, phase: str, runs: Ru
     runs.start(*RUN, *SOON, *saves, RANK_LOST="3", FAULT=fault, PHASE=phase, WHEN=str(when))
     ended = runs.finish()
     assert (ended.code, len(ended.errors), ended.left) == (1, 1, []), ended.err
-    assert ended.after_s < MOST_S
+    assert ended.after_s < MAX_S
     did = {
         ("exception", "start"): "the workload `fault_models:build` raises ValueError: boom",
         ("exception", "forward"): f"{WHO}, step 1, the forward pass of micro-batch 2 through stage 1: ValueError: boom",
@@ -115,7 +115,7 @@ def test_what_a_lost_rank_did_is_known_to_half_a_second(runs: Runs) -> None:
 def test_a_rank_that_goes_on_for_ever_is_named_by_those_that_wait_for_it(runs: Runs) -> None:
     runs.start(*RUN, "--timeout", "3", RANK_LOST="1", FAULT="endless", PHASE="forward", WHEN="14")
     ended = runs.finish()
-    assert (ended.code, ended.left, ended.after_s < MOST_S) == (1, [], True)
+    assert (ended.code, ended.left, ended.after_s < MAX_S) == (1, [], True)
     did = "last seen in step 1, the forward pass of micro-batch 0 through stage 0"
     assert ended.errors == [f"error: rank 1 of stage 0 on {HOST}, {did}: the run has stood still for 3 s"]
 
@@ -184,7 +184,7 @@ def test_torchrun_hears_of_a_rank_that_is_stopped(runs: Runs) -> None:
     place = {"RANK_LOST": "3", "FAULT": "SIGSTOP", "PHASE": "forward", "WHEN": "20"}
     code, _, err = finish(start(runs.folder, *RUN, *SOON, launcher=4, **place))
     after_s = time.monotonic() - float((runs.folder / "moment").read_text())
-    assert (code, after_s < MOST_S) == (1, True), err
+    assert (code, after_s < MAX_S) == (1, True), err
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert re.fullmatch(f"error: {WHO}, last seen in .*: no sign of life for 4 s", errors[0])
@@ -199,9 +199,9 @@ SCRIPT = """
     layers = [torch.nn.Linear(4, 4) for _ in range(4)]
     workload = Workload(layers, torch.zeros(2, 4), torch.zeros(2, 4), torch.nn.functional.mse_loss)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    orders = hpgo.schedule("1f1b", ranks=ranks, micro_batches=2)
+    schedule = hpgo.schedule("1f1b", ranks=ranks, micro_batches=2)
     stages = [(["0", "1"], [0]), (["2", "3"], [1])] if ranks == 2 else [(["0", "1", "2", "3"], [0])]
-    program = hpgo.program(orders, stages, pipeline_micro_batch_size=2, global_batch_size=4)
+    program = hpgo.program(schedule, stages, pipeline_micro_batch_size=2, global_batch_size=4)
     with Pipeline(program, workload, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), silence_s=4) as pipeline:
         while pipeline.steps < 10:
             pipeline.step(*pipeline.example())
@@ -239,7 +239,7 @@ def test_the_others_name_rank_0_even_if_what_they_share_goes_with_it(tmp_path: P
 
 def reports(*given: dict[str, object]) -> dict[int, bytes]:
     """What ranks write that do and wait for something."""
-    usual = {"stages": (0,), "host": "box", "machine": "", "pid": 1, "born": "", "does": "its work", "place": (0, 0)}
+    usual = {"stages": (0,), "host": "box", "node": "", "pid": 1, "born": "", "does": "its work", "place": (0, 0)}
     usual |= {"waits": None, "save": None, "is_lost": False, "has_left": False}
     made = [ProgressEvent(**{**usual, "rank": rank, **one}) for rank, one in enumerate(given)]  # type: ignore[arg-type]
     return {one.rank: one.written(0) for one in made}

@@ -114,7 +114,7 @@ def test_hanayo_makes_one_v_for_torchtitan() -> None:
     options: dict[str, Any] = {"global_batch_size": 6, "schedule": "hanayo"}
     profile = model(blocks(8))
     plan = hpgo.plan(profile, cluster_of(2), framework="torchtitan", **options)
-    assert plan.chunks == 2
+    assert plan.virtual_stages_per_rank == 2
     assert export.files(plan, "torchtitan")
     assert hpgo.plan(profile, cluster_of(2), framework="torch", **options).step_s <= plan.step_s
 

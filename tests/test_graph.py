@@ -104,7 +104,7 @@ def test_every_cut_of_a_graph_gives_the_whole_models_loss_and_gradients(make: ob
         shares = chance.choice([[6], [1, 5], [2, 1, 3]])
         whole = workload.parts([workload.layers], dtype=torch.float64)
         loss, gradients = cut_models.step(workload, whole, shares, cut_graph=False)
-        stages = cut_models.random_stages(workload, chance, most=8)
+        stages = cut_models.random_stages(workload, chance, maximum=8)
         parts = workload.parts(stages, dtype=torch.float64, split_backward=splits)
         found_loss, found = cut_models.step(workload, parts, shares)
         assert float(found_loss) == pytest.approx(float(loss), rel=1e-12)

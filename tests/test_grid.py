@@ -136,8 +136,8 @@ def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, to
     # Some of them fit, or all, or none.
     peaks = sorted(max(stage.peak_bytes for stage in one.stages) for one in every.values())
     room_bytes = peaks[0] * 0.999 + share**2 * (peaks[-1] - peaks[0])
-    asked |= {"headroom_bytes": 80e9 - room_bytes}
-    room_bytes = 80e9 - asked["headroom_bytes"]
+    asked |= {"reserved_bytes": 80e9 - room_bytes}
+    room_bytes = 80e9 - asked["reserved_bytes"]
     fit = fitting(every, room_bytes)
     if not fit:
         with pytest.raises(hpgo.errors.InfeasibleError, match="no configuration fits in memory: the smallest"):
@@ -213,7 +213,7 @@ def test_64_gpus_of_a_rack_of_72_are_used_and_each_keeps_its_nic() -> None:
 def test_memory_that_is_left_alone_is_left_alone() -> None:
     cluster = hpgo.Cluster.preset("h100:1")
     for reserve in (0.0, 30e9):
-        found = hpgo.plan_llm("llama-3-8b", cluster, global_batch_size=32, seq_length=4096, headroom_bytes=reserve)
+        found = hpgo.plan_llm("llama-3-8b", cluster, global_batch_size=32, seq_length=4096, reserved_bytes=reserve)
         assert all(stage.peak_bytes <= 80e9 - reserve for one in found.estimates for stage in one.stages)
 
 

@@ -15,9 +15,9 @@ FAULTS = """
 import resource, statistics, torch
 torch.set_num_threads(1)
 import hpgo, hpgo.runtime
-orders = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
+schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
 layers = [f"linear-{number}" for number in range(1, 5)]
-program = hpgo.program(orders, [(layers, [0])], pipeline_micro_batch_size=64, global_batch_size=256)
+program = hpgo.program(schedule, [(layers, [0])], pipeline_micro_batch_size=64, global_batch_size=256)
 with hpgo.runtime.Pipeline(program, "mlp:layers=4,width=512", device="cpu") as pipeline:
     faults = []
     for step in range(12):

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 CLUSTER = """
 hpgo_cluster: 1
 name: lab
-machines: [{count: 2, devices: 2, memory: 16 GB, speed: 1.0}]
+nodes: [{count: 2, devices: 2, memory: 16 GB, speed: 1.0}]
 intra: {bandwidth: 100 GB/s, latency: 1 us}
 inter: {bandwidth: 10 GB/s, collective: 9 GB/s}
 """
@@ -103,7 +103,7 @@ def test_a_cluster_that_is_suggested_can_be_read(name: str) -> None:
         hpgo.Cluster.read(name)
     suggested = caught.value.hint.split("`")[1]
     assert hpgo.Cluster.read(suggested).nodes
-    assert suggested.partition(":")[2] == name.partition(":")[2], "the number of machines is kept"
+    assert suggested.partition(":")[2] == name.partition(":")[2], "the number of nodes is kept"
 
 
 def test_a_number_of_machines_that_is_none_is_not_suggested() -> None:
@@ -217,7 +217,7 @@ def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
         "partition --profile vgg-19 --cluster h100:1 --max-replicas 2 --yaml",
         "partition --profile vgg-19 --cluster h100:1 --throughput 1e9 --objective hosts",
         "plan bert-48 -c dapple-a -b 64 --pipeline-micro-batch-size 7",
-        "plan bert-48 -c dapple-a -b 64 --min-micro-batch-size 100",
+        "plan bert-48 -c dapple-a -b 64 --min-samples-per-replica 100",
         "plan bert-48 -c dapple-a -b 64 --max-stages 0",
         "plan bert-48 -c dapple-a -b 64 --profile-batch-size 3",
         "plan bert-48 -c dapple-a -b 64 --reserve-memory 20GB",
@@ -230,7 +230,7 @@ def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
         "llm estimate llama-3-8b -c h100 -b 8 --seq-length 64 --pp 2 --vpp 2 --pp-schedule zb_v --first-rank-layers 4",
         "schedules show zb --ranks 4 --micro-batches 8 --group-size 2",
         "schedules show dualpipe --ranks 3 --micro-batches 6",
-        "simulate -s 4 -b 6 --schedule interleaved --chunks 2 --group-size 5",
+        "simulate -s 4 -b 6 --schedule interleaved --virtual-stages-per-rank 2 --group-size 5",
         "launch absent.json --on slurm --script x.py",
     ],
 )
@@ -259,7 +259,7 @@ def _arguments() -> set[str]:
         hpgo.schedule,
                          hpgo.simulate, hpgo.evaluate, hpgo.plan_llm, hpgo.read_profile)
         for name in inspect.signature(function).parameters
-    } | {"headroom_bytes", "reserved_bytes", "max_replicas", "samples_per_s", "batch_size", "max_stages"}  # fmt: skip
+    } | {"reserved_bytes", "max_replicas", "samples_per_s", "batch_size", "max_stages"}  # fmt: skip
 
 
 def test_nothing_says_to_install_extras_of_a_name_that_is_another_project_on_the_index() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SIZES = {0: 32_000} | {bits: 1_000 * bits for bits in BITS}
-LEAST = 2
+MIN_BITS = 2
 
 
 def widths_under(rate_of: Callable[[int, int], float], packets: int, *, begin: int = 0) -> list[int]:
@@ -49,7 +49,7 @@ def test_on_a_steady_link_the_width_settles_at_what_it_carries(rate: float, nois
     used = widths_under(lambda packet, _: rate * noise[packet], 60, begin=begin)
     sizes = [SIZES[bits] for bits in used]
     assert sizes == sorted(sizes) or sizes == sorted(sizes, reverse=True), "it went both ways"
-    assert sizes[-1] <= rate or used[-1] == LEAST, "a packet a second does not pass"
+    assert sizes[-1] <= rate or used[-1] == MIN_BITS, "a packet a second does not pass"
     wider = [size for size in SIZES.values() if size > sizes[-1]]
     if sizes[-1] > SIZES[begin]:  # it rose as far as there is room
         assert not any(size <= 0.75 * 0.92 * rate for size in wider)
@@ -129,10 +129,10 @@ FULL_BYTES = 4 * 1024 * 4
 
 def wide(stages: int) -> Any:
     layers = Workload.read(WIDE).layers
-    orders = hpgo.schedule("forward_only", ranks=stages, micro_batches=1)
+    schedule = hpgo.schedule("forward_only", ranks=stages, micro_batches=1)
     cut = [layers[4 * at // stages : 4 * (at + 1) // stages] for at in range(stages)]
     return hpgo.program(
-        orders, [(part, [at]) for at, part in enumerate(cut)], pipeline_micro_batch_size=4, global_batch_size=4
+        schedule, [(part, [at]) for at, part in enumerate(cut)], pipeline_micro_batch_size=4, global_batch_size=4
     )
 
 

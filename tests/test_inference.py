@@ -49,10 +49,10 @@ def put(name: str, stages: int, *, model: str = "chain", order: tuple[int, ...] 
     """A model's layers in equal stages, each on one rank, the first where `order` says."""
     layers = Workload.read(f"runtime_models:{model}").layers
     cut = [layers[len(layers) * at // stages : len(layers) * (at + 1) // stages] for at in range(stages)]
-    orders = hpgo.schedule(name, ranks=stages, micro_batches=1)
+    schedule = hpgo.schedule(name, ranks=stages, micro_batches=1)
     on = order or tuple(range(stages))
     return hpgo.program(
-        orders,
+        schedule,
         [(part, [on[at]]) for at, part in enumerate(cut)],
         pipeline_micro_batch_size=4,
         global_batch_size=4,
@@ -258,9 +258,9 @@ def test_predicted_flows_end_with_the_simulator_and_keep_their_room(data: st.Dat
         forward_s=tuple(data.draw(times) for _ in range(stages)),
         transfer_s=tuple(data.draw(st.sampled_from([0.0, 0.25, 0.5, 3.0])) for _ in range(stages - 1)),
     )
-    orders = hpgo.schedule("forward_only", ranks=stages, micro_batches=micro_batches)
+    schedule = hpgo.schedule("forward_only", ranks=stages, micro_batches=micro_batches)
     program = hpgo.program(
-        orders, [([str(at)], [at]) for at in range(stages)], pipeline_micro_batch_size=1,
+        schedule, [([str(at)], [at]) for at in range(stages)], pipeline_micro_batch_size=1,
         global_batch_size=micro_batches, costs=costs,
     )  # fmt: skip
     flow = predicted_flow(program, [1] * micro_batches)
@@ -303,10 +303,10 @@ def test_numbers_in_few_bits_are_off_by_half_a_step_between_their_ends(
     assert bytes(room[ENDS_BYTES:].tolist()) == by_hand(numbers.tolist(), low, step, bits)
     high = low + step * (2**bits - 1)
     found = unpack(room, bits, (count,), torch.float64)
-    least, most = min(numbers.tolist()), max(numbers.tolist())
-    assert least - abs(least) * 1e-12 <= low
-    if most > least:
-        assert high <= most + (abs(most) + abs(least)) * 1e-12
+    minimum, maximum = min(numbers.tolist()), max(numbers.tolist())
+    assert minimum - abs(minimum) * 1e-12 <= low
+    if maximum > minimum:
+        assert high <= maximum + (abs(maximum) + abs(minimum)) * 1e-12
     for one, other in zip(numbers.tolist(), found.tolist(), strict=True):
         beyond = max(0.0, low - one, one - high)
         assert abs(one - other) <= beyond + step / 2 * (1 + 1e-9) + 1e-12 * max(abs(low), abs(high))
@@ -402,8 +402,8 @@ def test_plans_and_options_that_do_not_infer_are_refused() -> None:
         return put(name, 1, **how)
 
     halves = [(Workload.read("runtime_models:chain").layers, [0, 1])]
-    orders = hpgo.schedule("forward_only", ranks=1, micro_batches=1)
-    shared = hpgo.program(orders, halves, pipeline_micro_batch_size=4, global_batch_size=4)
+    schedule = hpgo.schedule("forward_only", ranks=1, micro_batches=1)
+    shared = hpgo.program(schedule, halves, pipeline_micro_batch_size=4, global_batch_size=4)
     for change, words in (
         ({"plan": of("1f1b")}, "`1f1b` has backward passes, so it trains"),
         ({"plan": shared}, "stage 0 has 2 replicas"),

@@ -35,7 +35,7 @@ def test_boxes_stand_where_the_simulation_put_them(opened) -> None:
 def test_hovering_tells_what_an_action_and_a_bubble_are(opened) -> None:
     picture = opened(timeline("zb_v", latency_s=0.25, memory=True))
     text = picture.hover(0, 0, 0.5)
-    assert "rank 0: F0: forward of micro-batch 0, stage 0, chunk 0" in text
+    assert "rank 0: F0: forward of micro-batch 0, stage 0, virtual stage 0" in text
     assert "0 s to 1 s (1 s)" in text
     assert "on the critical path" in text
     assert "memory" in text

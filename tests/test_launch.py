@@ -50,15 +50,15 @@ HAS_TORCH, HAS_RAY = (importlib.util.find_spec(name) is not None for name in ("t
 NEEDS_TORCH = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: pip install torch")
 
 
-def machines(*sizes: int, kinds: str = "") -> hpgo.Cluster:
+def nodes(*sizes: int, kinds: str = "") -> hpgo.Cluster:
     """A cluster of machines with so many devices, each of the type that its letter names."""
     alike = hpgo.Cluster.of(nodes=len(sizes), devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10)
     kind = kinds or "V" * len(sizes)
     return replace(
         alike,
         nodes=tuple(
-            replace(machine, count=size, device=replace(machine.device, name=kind[at]))
-            for at, (machine, size) in enumerate(zip(alike.nodes, sizes, strict=True))
+            replace(node, count=size, device=replace(node.device, name=kind[at]))
+            for at, (node, size) in enumerate(zip(alike.nodes, sizes, strict=True))
         ),
     )
 
@@ -78,11 +78,8 @@ def job(
 
 def placed(*sizes: int) -> set[tuple[str, ...]]:
     """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK of every device, numbered machine by machine."""
-    where = [(machine, local) for machine, size in enumerate(sizes) for local in range(size)]
-    return {
-        tuple(map(str, (rank, len(where), local, sizes[machine], machine)))
-        for rank, (machine, local) in enumerate(where)
-    }
+    where = [(node, local) for node, size in enumerate(sizes) for local in range(size)]
+    return {tuple(map(str, (rank, len(where), local, sizes[node], node))) for rank, (node, local) in enumerate(where)}
 
 
 def said(text: str) -> tuple[set[tuple[str, ...]], list[list[str]], set[tuple[str, str]], list[int]]:
@@ -166,14 +163,14 @@ NAMES = ["toy", "x\ntouch pwned", "'; touch pwned; '", "$(touch pwned)", "`touch
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bash_reads_every_script_whatever_names_hold(name: str, place: Path) -> None:
-    given = job(machines(2, 2), *ARGUMENTS, name=name)
+    given = job(nodes(2, 2), *ARGUMENTS, name=name)
     for target in ("local", "torchrun", "slurm", "ssh-hosts"):
         text = written(target, given)
         subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=20)
         assert all(line.startswith("#") for line in text.splitlines()[: 2 + bool(given.idle)])
     stubbed(place)
     for target in ("local", "ssh-hosts"):
-        call = ["bash", "-c", written(target, job(machines(2, 2), *ARGUMENTS, name=name, python="python-stub"))]
+        call = ["bash", "-c", written(target, job(nodes(2, 2), *ARGUMENTS, name=name, python="python-stub"))]
         done = subprocess.run(call, capture_output=True, text=True, timeout=60, check=True)
         for words in done.stdout.split("-m\0")[1:]:
             assert words.split("\0")[-len(ARGUMENTS) - 1 : -1] == list(ARGUMENTS)
@@ -191,7 +188,7 @@ def stubbed(place: Path) -> None:
 @NEEDS_TORCH
 @pytest.mark.parametrize("sizes", [(3,), (1, 2)])
 def test_local_starts_every_device_as_a_rank_of_this_machine(sizes: tuple[int, ...], place: Path) -> None:
-    text = launch.local(job(machines(*sizes), *ARGUMENTS, python=sys.executable), port=29411)
+    text = launch.local(job(nodes(*sizes), *ARGUMENTS, python=sys.executable), port=29411)
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60, check=True)
     where, arguments, meets, _ = said(done.stdout)
     assert where == placed(3)
@@ -202,7 +199,7 @@ def test_local_starts_every_device_as_a_rank_of_this_machine(sizes: tuple[int, .
 
 @NEEDS_TORCH
 def test_ssh_starts_each_machines_ranks_in_the_same_folder_of_its_host(place: Path) -> None:
-    given = job(machines(2, 1), *ARGUMENTS, python=sys.executable)
+    given = job(nodes(2, 1), *ARGUMENTS, python=sys.executable)
     text = launch.ssh_hosts(given, hosts=["127.0.0.1", "me@node-b"], port=29412)
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60, check=True)
     assert sorted(line for line in done.stderr.splitlines() if line.startswith("to ")) == [
@@ -219,7 +216,7 @@ def test_ssh_starts_each_machines_ranks_in_the_same_folder_of_its_host(place: Pa
 
 def started(target: str, *sizes: int, says: str) -> list[str]:
     """A call of bash that starts a job on machines of these sizes, all of which are this one."""
-    given = job(machines(*sizes), says, python=sys.executable)
+    given = job(nodes(*sizes), says, python=sys.executable)
     options = {"hosts": ["127.0.0.1", "localhost"][: len(sizes)], "port": 29413} if target == "ssh-hosts" else {}
     return ["bash", "-c", launch.text(given, target, **options)]
 
@@ -272,16 +269,16 @@ def test_ranks_on_other_hosts_end_when_the_connection_does(before: list[str], pl
 
 def test_torchrun_is_called_on_each_machine_with_its_number_and_devices(place: Path) -> None:
     stubbed(place)
-    given = job(machines(2, 3), *ARGUMENTS, python="python-stub")
+    given = job(nodes(2, 3), *ARGUMENTS, python="python-stub")
     text = launch.torchrun(given, hosts=["me@node-a", "node-b"], port=1234)
-    for machine, devices in enumerate((2, 3)):
-        call = ["bash", "-c", text, "job.sh", str(machine)]
+    for node, devices in enumerate((2, 3)):
+        call = ["bash", "-c", text, "job.sh", str(node)]
         done = subprocess.run(call, capture_output=True, text=True, timeout=20, check=True)
         words = done.stdout.split("\0")[:-1]
         assert words[:2] == ["-m", "torch.distributed.run"]
         assert set(words[2:7]) == {
             "--nnodes=2",
-            f"--node-rank={machine}",
+            f"--node-rank={node}",
             f"--nproc-per-node={devices}",
             "--master-addr=node-a",
             "--master-port=1234",
@@ -292,7 +289,7 @@ def test_torchrun_is_called_on_each_machine_with_its_number_and_devices(place: P
         done = subprocess.run(call, capture_output=True, text=True, timeout=20, check=False)
         assert (done.returncode, done.stdout) == (2, "")
         assert "from 0 to 1" in done.stderr
-    alone = ["bash", "-c", launch.torchrun(job(machines(3), python="python-stub"))]
+    alone = ["bash", "-c", launch.torchrun(job(nodes(3), python="python-stub"))]
     done = subprocess.run(alone, capture_output=True, text=True, timeout=20, check=True)
     assert "--nproc-per-node=3" in done.stdout.split("\0")
 
@@ -300,13 +297,13 @@ def test_torchrun_is_called_on_each_machine_with_its_number_and_devices(place: P
 @NEEDS_TORCH
 def test_torchrun_gives_machines_of_different_size_the_plans_ranks(place: Path) -> None:
     text = launch.torchrun(
-        job(machines(1, 2), *ARGUMENTS, python=sys.executable), hosts=["127.0.0.1", "localhost"], port=29437
+        job(nodes(1, 2), *ARGUMENTS, python=sys.executable), hosts=["127.0.0.1", "localhost"], port=29437
     )
     agents = [
         subprocess.Popen(
-            ["bash", "-c", text, "job.sh", str(machine)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            ["bash", "-c", text, "job.sh", str(node)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-        for machine in (0, 1)
+        for node in (0, 1)
     ]
     texts = [agent.communicate(timeout=120)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0]
@@ -339,7 +336,7 @@ def test_slurm_gets_a_component_for_machines_that_are_alike_and_numbers_ranks_as
     sizes: tuple[int, ...], kinds: str, components: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["partition=gpu", "time=1:00:00"]
-    text = launch.slurm(job(machines(*sizes, kinds=kinds), *ARGUMENTS), port=29500, sbatch=options)
+    text = launch.slurm(job(nodes(*sizes, kinds=kinds), *ARGUMENTS), port=29500, sbatch=options)
     asked = [[]]  # type: list[list[str]]
     for line in re.findall(r"^#SBATCH (.*)$", text, re.MULTILINE):
         if line == "hetjob":
@@ -380,7 +377,7 @@ def test_srun_gets_the_processors_and_the_container_and_a_port_that_nobody_has(
     variable: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["cpus-per-task=12", "container-image=nvcr.io#nvidia/pytorch:26.01-py3", "container-mounts=/data:/data"]
-    text = launch.slurm(job(machines(2, 2)), sbatch=options)
+    text = launch.slurm(job(nodes(2, 2)), sbatch=options)
     assert "#SBATCH --cpus-per-task=12" in text
     assert not re.search("^#SBATCH.*container", text, re.MULTILINE)
     for name, does in (
@@ -406,9 +403,9 @@ def test_srun_gets_the_processors_and_the_container_and_a_port_that_nobody_has(
 
 def test_jobs_of_one_machine_meet_at_a_free_port_unless_one_is_given() -> None:
     for write in (launch.local, launch.torchrun):
-        assert "$((20000 + $$ % 10000))" in write(job(machines(3)))
-        assert "20000" not in write(job(machines(3)), port=1234)
-    several = launch.torchrun(job(machines(2, 2)), hosts=["node-a", "node-b"])
+        assert "$((20000 + $$ % 10000))" in write(job(nodes(3)))
+        assert "20000" not in write(job(nodes(3)), port=1234)
+    several = launch.torchrun(job(nodes(2, 2)), hosts=["node-a", "node-b"])
     assert "--master-port=29500" in several
 
 
@@ -429,7 +426,7 @@ def test_sbatch_accepts_the_scripts(kinds: str, place: Path) -> None:
         if "gpu" in subprocess.run(["sinfo", "-ho%G"], capture_output=True, text=True, check=True).stdout
         else None
     )
-    text = launch.slurm(job(machines(1, 2, kinds=kinds)), resource=resource if kinds == "VV" else None)
+    text = launch.slurm(job(nodes(1, 2, kinds=kinds)), resource=resource if kinds == "VV" else None)
     done = subprocess.run(
         ["sbatch", "--test-only"], input=text, capture_output=True, text=True, timeout=60, check=False
     )
@@ -438,7 +435,7 @@ def test_sbatch_accepts_the_scripts(kinds: str, place: Path) -> None:
 
 # What Kubeflow's published definitions say of the fields in use: kind of value, and what must be there.
 TRAINER = {"image": str, "command": list, "numNodes": int, "numProcPerNode": int, "resourcesPerNode": dict}
-CONTAINER = {"name": str, "image": str, "command": list, "resources": dict}
+CONTAINER = {"name": str, "image": str, "command": list, "resources": dict, "volumeMounts": list}
 
 
 def check(section: dict[str, Any], kinds: dict[str, type], *required: str) -> None:
@@ -453,7 +450,7 @@ def expanded(words: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kubeflow_gets_a_pod_a_machine_in_the_form_of_its_definitions(name: str) -> None:
-    given = job(machines(4, 4, 4), *ARGUMENTS, "$(HOME)", name=name)
+    given = job(nodes(4, 4, 4), *ARGUMENTS, "$(HOME)", name=name)
     command = ["python3", "-m", "torch.distributed.run", "says.py", *ARGUMENTS, "$(HOME)"]
     train = yaml.safe_load(launch.kubeflow(given, image="me/train:1"))
     assert (train["apiVersion"], train["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
@@ -479,24 +476,31 @@ def test_kubeflow_gets_a_pod_a_machine_in_the_form_of_its_definitions(name: str)
         assert container["name"] == "pytorch"
         assert container["resources"] == {"limits": {"amd.com/gpu": 4}}
         assert expanded(container["command"]) == command
+        assert container["volumeMounts"] == [{"name": "volume-0", "mountPath": "/dev/shm"}]
+        assert replica["template"]["spec"]["volumes"] == [{"name": "volume-0", "emptyDir": {"medium": "Memory"}}]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ray_gets_a_worker_a_machine_and_the_command_as_data(name: str) -> None:
-    text = launch.ray(job(machines(2, 2), *ARGUMENTS, name=name))
+    text = launch.ray(job(nodes(2, 2), *ARGUMENTS, name=name))
     values = {
         node.targets[0].id: ast.literal_eval(node.value)
         for node in ast.parse(text).body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
-    assert values["JOB"] == {"machines": 2, "devices": 2, "command": ["python3", "says.py", *ARGUMENTS]}
+    assert values["JOB"] == {
+        "nodes": 2,
+        "devices": 2,
+        "command": ["python3", "says.py", *ARGUMENTS],
+        "environment": {},
+    }
     assert (values["USE_GPU"], values["RESOURCES"]) == (True, {"CPU": 2, "GPU": 2})
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed: pip install 'ray[train]'")
 def test_ray_starts_the_plans_ranks_on_as_many_nodes(place: Path) -> None:
-    given = job(machines(1, 1, 1), *ARGUMENTS, script=str(place / "says.py"), python=sys.executable)
+    given = job(nodes(1, 1, 1), *ARGUMENTS, script=str(place / "says.py"), python=sys.executable)
     launch.save(given, "ray", place / "start.py", resource=None)
     cluster = (
         "import subprocess, sys, os, ray.cluster_utils\n"
@@ -525,7 +529,7 @@ def test_ray_starts_the_plans_ranks_on_as_many_nodes(place: Path) -> None:
 
 @pytest.mark.parametrize("target", ["kubeflow", "pytorchjob", "ray"])
 def test_mixed_machines_are_refused_where_they_could_change_places(target: str) -> None:
-    for cluster in (machines(2, 3), machines(2, 2, kinds="VT")):
+    for cluster in (nodes(2, 3), nodes(2, 2, kinds="VT")):
         with refused(hpgo.errors.ArgumentError, "invalid_argument", "2") as caught:
             written(target, job(cluster))
         assert "slurm" in caught.value.hint
@@ -543,26 +547,26 @@ def test_a_plan_that_does_not_fit_is_not_started() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: job(machines(3), script="-c"), "script is `-c`"),
-        (lambda: job(machines(3), python=" "), "interpreter is ` `"),
-        (lambda: job(machines(3), "a\0b"), "argument of a command"),
+        (lambda: job(nodes(3), script="-c"), "script is `-c`"),
+        (lambda: job(nodes(3), python=" "), "interpreter is ` `"),
+        (lambda: job(nodes(3), "a\0b"), "argument of a command"),
         (lambda: launch.LaunchJob.of(3, "train.py"), "the plan is 3"),
-        (lambda: launch.local(job(machines(3)), port=0), "the port is 0"),
-        (lambda: launch.ssh_hosts(job(machines(2, 1))), "does not name its 2 nodes"),
-        (lambda: launch.ssh_hosts(job(machines(2, 1)), hosts=["a"]), "1 host given for 2 nodes"),
-        (lambda: launch.ssh_hosts(job(machines(2, 1)), hosts=["a", "a"]), "named for two nodes"),
-        (lambda: launch.ssh_hosts(job(machines(2, 1)), hosts=["a", "-oProxyCommand=x"]), "no host name"),
-        (lambda: launch.torchrun(job(machines(2, 1)), hosts=["a", "b;touch pwned"]), "no host name"),
+        (lambda: launch.local(job(nodes(3)), port=0), "the port is 0"),
+        (lambda: launch.ssh_hosts(job(nodes(2, 1))), "does not name its 2 nodes"),
+        (lambda: launch.ssh_hosts(job(nodes(2, 1)), hosts=["a"]), "1 host given for 2 nodes"),
+        (lambda: launch.ssh_hosts(job(nodes(2, 1)), hosts=["a", "a"]), "named for two nodes"),
+        (lambda: launch.ssh_hosts(job(nodes(2, 1)), hosts=["a", "-oProxyCommand=x"]), "no host name"),
+        (lambda: launch.torchrun(job(nodes(2, 1)), hosts=["a", "b;touch pwned"]), "no host name"),
         (
-            lambda: launch.slurm(job(machines(3)), sbatch=["nodes=3"]),
+            lambda: launch.slurm(job(nodes(3)), sbatch=["nodes=3"]),
             "`nodes` would change the number or place of ranks",
         ),
-        (lambda: launch.slurm(job(machines(3)), sbatch=["partition=a\n#SBATCH --array=1-9"]), "no option of sbatch"),
-        (lambda: launch.slurm(job(replace(machines(3), name="x")), resource="g p u"), "no resource of SLURM"),
-        (lambda: launch.kubeflow(job(machines(3)), image="a b"), "the image is"),
-        (lambda: launch.text(job(machines(3)), "local", image="x"), "`local` has no option `image`"),
-        (lambda: launch.text(job(machines(3)), "pytorchjob"), "`pytorchjob` needs `image`"),
-        (lambda: launch.text(job(machines(3)), "lokal"), "no target `lokal`"),
+        (lambda: launch.slurm(job(nodes(3)), sbatch=["partition=a\n#SBATCH --array=1-9"]), "no option of sbatch"),
+        (lambda: launch.slurm(job(replace(nodes(3), name="x")), resource="g p u"), "no resource of SLURM"),
+        (lambda: launch.kubeflow(job(nodes(3)), image="a b"), "the image is"),
+        (lambda: launch.text(job(nodes(3)), "local", image="x"), "`local` has no option `image`"),
+        (lambda: launch.text(job(nodes(3)), "pytorchjob"), "`pytorchjob` needs `image`"),
+        (lambda: launch.text(job(nodes(3)), "lokal"), "no target `lokal`"),
     ],
 )
 def test_what_can_not_be_started_is_refused(make: Any, says: str) -> None:
@@ -572,7 +576,7 @@ def test_what_can_not_be_started_is_refused(make: Any, says: str) -> None:
 
 
 def test_a_plan_for_a_launcher_is_refused_where_its_ranks_would_land_elsewhere() -> None:
-    cluster, profile = machines(2, 2), chain([1.0] * 4)
+    cluster, profile = nodes(2, 2), chain([1.0] * 4)
     plan = hpgo.plan(profile, cluster, global_batch_size=8, framework="deepspeed")
     assert launch.LaunchJob.of(plan, "train.py").ranks == 4
     idle = hpgo.evaluate(profile, cluster, [(2, [0]), (2, [1])], global_batch_size=8)
@@ -585,14 +589,14 @@ def test_a_plan_for_a_launcher_is_refused_where_its_ranks_would_land_elsewhere()
 
 
 def test_another_cluster_than_the_plans_is_refused() -> None:
-    for other in (machines(2, 1), machines(4)):
+    for other in (nodes(2, 1), nodes(4)):
         with refused(hpgo.errors.ArgumentError, "mismatch"):
-            job(machines(3), elsewhere=other)
+            job(nodes(3), elsewhere=other)
 
 
 def test_a_device_of_several_gpus_gets_as_many_ranks_that_follow_each_other() -> None:
     profile = replace(hpgo.read_profile("vgg-19"), gpus_per_device=4)
-    cluster = replace(machines(2, 1), gpus_per_device=4)
+    cluster = replace(nodes(2, 1), gpus_per_device=4)
     plan = hpgo.evaluate(profile, cluster, [(26, [0, 2])], global_batch_size=64)
     given = launch.LaunchJob.of(plan, "train.py")
     assert [node.ranks for node in given.nodes] == [8, 4]
@@ -606,7 +610,7 @@ def test_a_plan_saved_without_its_cluster_takes_the_one_it_was_made_for(place: P
     hpgo.Plan.read(plan).save(plan, embed=False)
     with refused(hpgo.errors.ArgumentError, "mismatch"):
         launch.LaunchJob.of(hpgo.Plan.read(plan), "says.py")
-    given = launch.LaunchJob.of(hpgo.Plan.read(plan), "says.py", cluster=machines(2, 2))
+    given = launch.LaunchJob.of(hpgo.Plan.read(plan), "says.py", cluster=nodes(2, 2))
     assert [node.ranks for node in given.nodes] == [2, 2]
 
 
@@ -617,7 +621,7 @@ def hpgo_launch(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def saved_plan(place: Path) -> str:
-    plan = hpgo.evaluate(chain([1, 1], 1, 1), machines(2, 2), [(1, [0, 1]), (1, [2])], global_batch_size=4)
+    plan = hpgo.evaluate(chain([1, 1], 1, 1), nodes(2, 2), [(1, [0, 1]), (1, [2])], global_batch_size=4)
     plan.save(place / "plan.json")
     return "plan.json"
 
@@ -669,7 +673,10 @@ def test_the_command_writes_what_the_functions_return(place: Path) -> None:
         "local": ([], {}),
         "torchrun": (["--hosts", "hosts"], {"hosts": ["node-0", "me@node-1"]}),
         "ssh-hosts": (["--hosts", "hosts", "--port", "7"], {"hosts": ["node-0", "me@node-1"], "port": 7}),
-        "slurm": (["--sbatch", "time=9", "--resource", "none"], {"sbatch": ["time=9"], "resource": None}),
+        "slurm": (
+            ["--sbatch", "time=9", "--srun", "comment=a b", "--resource", "none"],
+            {"sbatch": ["time=9"], "srun": ["comment=a b"], "resource": None},
+        ),
         "kubeflow": (["--runtime", "mine"], {"runtime": "mine"}),
         "pytorchjob": (["--image", "me/x:1"], {"image": "me/x:1"}),
         "ray": ([], {}),
@@ -683,12 +690,50 @@ def test_the_command_writes_what_the_functions_return(place: Path) -> None:
         assert (place / "job").read_text(encoding="utf-8") == text
         told = json.loads(done.stdout)
         assert (told["format"], told["on"], told["text"], told["ranks"]) == ("hpgo.launch", target, text, 4)
-        assert [machine["first_rank"] for machine in told["machines"]] == [0, 2]
+        assert [node["first_rank"] for node in told["nodes"]] == [0, 2]
         assert told["idle"] == [3]
         if target != "local":
             assert hpgo_launch(*call, "--", "a b").stdout == text
 
 
+@pytest.mark.parametrize("target", ["local", "torchrun", "slurm", "ssh-hosts", "kubeflow", "pytorchjob", "ray"])
+def test_ranks_get_the_variables_of_the_job(target: str, place: Path) -> None:
+    value = "a b $(touch pwned) $HOME 'c'\nd"
+    given = job(nodes(2, 2), python="python-stub", environment={"NCCL_DEBUG": value})
+    text = written(target, given)
+    stub = '#!/bin/sh\nprintf "%s" "$NCCL_DEBUG" > "$RECORD"\n'
+    for name in ("python-stub", "srun"):
+        (place / "bin" / name).write_text(stub, encoding="utf-8")
+        (place / "bin" / name).chmod(0o755)
+    (place / "bin/scontrol").write_text("#!/bin/sh\necho node-0\n", encoding="utf-8")
+    (place / "bin/scontrol").chmod(0o755)
+    if target in {"kubeflow", "pytorchjob"}:
+        # Kubernetes replaces `$(NAME)`, but reads `$$` as a dollar.
+        assert [{"name": "NCCL_DEBUG", "value": value.replace("$", "$$")}] in list(variables_in(yaml.safe_load(text)))
+        return
+    if target == "ray":
+        assert f"'environment': {{'NCCL_DEBUG': {value!r}}}" in text
+        return
+    environment = os.environ | {"RECORD": str(place / "record"), "SLURM_JOB_NODELIST": "node-0"}
+    subprocess.run(["bash", "-c", text, "job.sh", "0"], env=environment, timeout=60, check=True)
+    assert (place / "record").read_text(encoding="utf-8") == value
+    assert not list(place.rglob("pwned"))
+
+
+def variables_in(document: Any) -> list[Any]:
+    """The lists under the key `env`, at any depth."""
+    if isinstance(document, dict):
+        own = [document["env"]] if "env" in document else []
+        return [*own, *(found for value in document.values() for found in variables_in(value))]
+    return [found for value in document for found in variables_in(value)] if isinstance(document, list) else []
+
+
+def test_variables_that_launchers_set_are_refused() -> None:
+    for name, why in (("RANK", "set for each rank"), ("A=B", "no name"), ("", "no name")):
+        with pytest.raises(hpgo.errors.ArgumentError, match=why):
+            job(nodes(2, 2), environment={name: "1"})
+
+
 def test_a_script_named_like_ray_would_hide_it(place: Path) -> None:
     with refused(hpgo.errors.ArgumentError, "unsupported"):
-        launch.save(job(machines(2, 2)), "ray", place / "ray.py")
+        launch.save(job(nodes(2, 2)), "ray", place / "ray.py")

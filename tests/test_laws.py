@@ -66,16 +66,16 @@ def links(question: Question, rate: float, latency: float = 1.0) -> Question:
 
 def devices(question: Question, memory: float = 1.0, speed: float = 1.0) -> Question:
     """The question with memory and speed of all devices so many times as large."""
-    machines = [
+    nodes = [
         replace(
-            machine,
+            node,
             device=replace(
-                machine.device, memory_bytes=machine.device.memory_bytes * memory, speed=machine.device.speed * speed
+                node.device, memory_bytes=node.device.memory_bytes * memory, speed=node.device.speed * speed
             ),
         )
-        for machine in question.cluster.nodes
+        for node in question.cluster.nodes
     ]
-    return replace(question, cluster=replace(question.cluster, nodes=tuple(machines)))
+    return replace(question, cluster=replace(question.cluster, nodes=tuple(nodes)))
 
 
 def renamed(random: Random, question: Question) -> Question:
@@ -100,26 +100,26 @@ def relisted(random: Random, question: Question) -> Question:
 
 def permuted(random: Random, question: Question) -> Question:
     """Machines in another order."""
-    machines = question.cluster.nodes
-    return replace(question, cluster=replace(question.cluster, nodes=tuple(random.sample(machines, len(machines)))))
+    nodes = question.cluster.nodes
+    return replace(question, cluster=replace(question.cluster, nodes=tuple(random.sample(nodes, len(nodes)))))
 
 
 def one_device_more(random: Random, question: Question) -> Question:
-    machines = list(question.cluster.nodes)
-    chosen = random.randrange(len(machines))
-    machines[chosen] = replace(machines[chosen], count=machines[chosen].count + 1)
-    return replace(question, cluster=replace(question.cluster, nodes=tuple(machines)))
+    nodes = list(question.cluster.nodes)
+    chosen = random.randrange(len(nodes))
+    nodes[chosen] = replace(nodes[chosen], count=nodes[chosen].count + 1)
+    return replace(question, cluster=replace(question.cluster, nodes=tuple(nodes)))
 
 
-def one_machine_more(random: Random, question: Question) -> Question:
-    machines = question.cluster.nodes
-    return replace(question, cluster=replace(question.cluster, nodes=(*machines, random.choice(machines))))
+def one_node_more(random: Random, question: Question) -> Question:
+    nodes = question.cluster.nodes
+    return replace(question, cluster=replace(question.cluster, nodes=(*nodes, random.choice(nodes))))
 
 
 SAME: dict[str, Callable[[Random, Question, float], Question]] = {
     "renamed": lambda random, question, _: renamed(random, question),
     "relisted": lambda random, question, _: relisted(random, question),
-    "machines permuted": lambda random, question, _: permuted(random, question),
+    "nodes permuted": lambda random, question, _: permuted(random, question),
     "bytes and rates": lambda _, question, factor: devices(links(layers(question, size=factor), factor), memory=factor),
     "seconds and speeds": lambda _, question, factor: devices(layers(question, seconds=factor), speed=factor),
 }
@@ -129,7 +129,7 @@ MORE: dict[str, Callable[[Random, Question], Question]] = {
     "promptness": lambda random, question: links(question, 1.0, latency=random.choice([0.9, 0.1, 0.0])),
     "speed": lambda random, question: devices(question, speed=random.choice([1.01, 1.5, 4.0])),
     "a device": one_device_more,
-    "a machine": one_machine_more,
+    "a node": one_node_more,
 }
 
 

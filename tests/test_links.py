@@ -30,7 +30,7 @@ import json, os
 import hpgo.runtime
 
 rank = int(os.environ["RANK"])
-found = hpgo.runtime.measure_links(name="mine", seconds=1, machine=f"machine {rank // 2}")
+found = hpgo.runtime.measure_links(name="mine", seconds=1, node=f"node {rank // 2}")
 cluster = found.cluster
 told = [rank, [one.count for one in cluster.nodes], sorted(found.fits), len(found.pairs), cluster.yaml()]
 print(json.dumps(told))
@@ -87,7 +87,7 @@ def test_alone_it_starts_ranks_and_writes_a_cluster_that_plans_are_made_for(tmp_
                "here.yaml", "--picture", "rates.svg")  # fmt: skip
     assert "within a node" in done.stdout
     cluster = hpgo.Cluster.read(tmp_path / "here.yaml")
-    assert (cluster.name, [machine.count for machine in cluster.nodes]) == ("here", [3])
+    assert (cluster.name, [node.count for node in cluster.nodes]) == ("here", [3])
     assert 1e-7 < cluster.intra.latency_s < 1
     assert 1e5 < cluster.intra.collective_bytes_per_s < 1e12
     assert cluster.intra.bytes_per_s > 1e6

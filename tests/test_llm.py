@@ -20,8 +20,8 @@ from hpgo.llm.estimate import (
     in_flight,
     max_memory_bytes,
     model_flop,
-    orders_of,
     profile_of,
+    schedule_of,
     stages_of,
 )  # fmt: skip
 from hpgo.llm.experts import PassTime
@@ -39,7 +39,7 @@ from hpgo.llm.memory import (
     saved_activation_bytes,
     stage_memory,
 )
-from hpgo.llm.parallelism import ParallelismConfig, check_batch, check_degrees, stage_layers
+from hpgo.llm.parallelism import ParallelismConfig, StateDtype, check_batch, check_degrees, stage_layers
 from hpgo.llm.step_time import LABELS, LayerCosts, PipelineStages, transfer
 from hpgo.model.transformer import PLAIN
 from hpgo.show.llm_report import lines
@@ -113,15 +113,14 @@ def test_state_of_a_parameter_is_that_of_zero(precision, zero, each, d: int) -> 
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_moments_in_bf16_take_four_bytes_of_a_parameter_less(zero: int, precision) -> None:
-    def optimizer(moments: bool) -> float:
-        one = estimate_config(
-            LLAMA, hpgo.Cluster.preset("h100:1"),
-            ParallelismConfig(zero_stage=zero, precision=precision, adam_moments_in_bf16=moments),
-            global_batch_size=8, seq_length=2048,
-        )  # fmt: skip
+    def optimizer(moments: StateDtype) -> float:
+        config = ParallelismConfig(
+            zero_stage=zero, precision=precision, exp_avg_dtype=moments, exp_avg_sq_dtype=moments
+        )
+        one = estimate_config(LLAMA, hpgo.Cluster.preset("h100:1"), config, global_batch_size=8, seq_length=2048)
         return dict(one.stages[0].memory_bytes)["optimizer"]
 
-    assert optimizer(False) - optimizer(True) == pytest.approx(4 * LLAMA.parameters / (8 if zero else 1))
+    assert optimizer("fp32") - optimizer("bf16") == pytest.approx(4 * LLAMA.parameters / (8 if zero else 1))
 
 
 def test_zero_3_keeps_16_bytes_of_a_share_and_gathers_two_layers() -> None:
@@ -213,15 +212,15 @@ def test_values_that_wait_in_the_hosts_memory_take_none_of_a_gpu_and_time_that_p
             hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), **asked | other, cpu_offload_num_layers=20)
 
 
-@pytest.mark.parametrize("machines", [1, 2, 4])
-def test_a_sum_over_two_machines_sends_everything_once_where_a_ring_sends_it_almost_twice(machines: int) -> None:
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_a_sum_over_two_machines_sends_everything_once_where_a_ring_sends_it_almost_twice(nodes: int) -> None:
     one = replace(
         context(LLAMA, ParallelismConfig()), gpus=Gpus.of(hpgo.Cluster.preset("a100:4", adapter_gbit_s=100), "bf16")
     )
-    ring = one.gpus.ring(8 * machines, 1)
+    ring = one.gpus.ring(8 * nodes, 1)
     around_s = 2 * one.all_gather_s(ring, 1e9)
     spared_s = (2 * 15 / 16 - 1) * 1e9 / (8 * one.gpus.adapter_bytes_per_s * one.constants.nic_efficiency)
-    assert one.all_reduce_s(ring, 1e9) == pytest.approx(around_s - (spared_s if machines == 2 else 0.0))
+    assert one.all_reduce_s(ring, 1e9) == pytest.approx(around_s - (spared_s if nodes == 2 else 0.0))
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 16])
@@ -282,9 +281,9 @@ def test_those_that_share_matrices_send_a_part_each_to_the_next_stage() -> None:
 
 @pytest.mark.parametrize("model", [GPT, LLAMA])
 @pytest.mark.parametrize("tensor", [1, 2, 8])
-@pytest.mark.parametrize(("pipeline", "chunks"), [(1, 1), (2, 1), (4, 3), (13, 1), (13, 2)])
-def test_parameters_of_all_gpus_are_the_models(model, tensor: int, pipeline: int, chunks: int) -> None:
-    config = ParallelismConfig(tp=tensor, pp=pipeline, vpp=chunks)
+@pytest.mark.parametrize(("pipeline", "vpp"), [(1, 1), (2, 1), (4, 3), (13, 1), (13, 2)])
+def test_parameters_of_all_gpus_are_the_models(model, tensor: int, pipeline: int, vpp: int) -> None:
+    config = ParallelismConfig(tp=tensor, pp=pipeline, vpp=vpp)
     stages = PipelineStages(context(model, config), pipeline)
     everywhere = tensor * sum(parameters(stages.context, stages.rank_layers(at, 1)) for at in range(config.num_stages))
     norms = model.parameters_by_part()["norms"]
@@ -378,14 +377,14 @@ def test_groups_of_gpus_are_a_profiles_devices() -> None:
 
 
 ways = st.builds(
-    lambda tensor, sequence, context, pipeline, chunks, data, size, recomputed, zero, precision,
+    lambda tensor, sequence, context, pipeline, vpp, data, size, recomputed, zero, precision,
     split: ParallelismConfig(
         tp=tensor, sequence_parallel=sequence and tensor > 1, cp=context, pp=pipeline,
-        vpp=chunks if pipeline > 1 else 1, dp=data, micro_batch_size=size, recompute=recomputed, zero_stage=zero,
+        vpp=vpp if pipeline > 1 else 1, dp=data, micro_batch_size=size, recompute=recomputed, zero_stage=zero,
         precision=precision,
     ) if split is None or pipeline == 1 else ParallelismConfig(
         tp=tensor, sequence_parallel=sequence and tensor > 1, cp=context, pp=pipeline, pp_schedule=split,
-        vpp=2 if split == "zb_v" else max(2, chunks), dp=data, micro_batch_size=size, recompute=recomputed,
+        vpp=2 if split == "zb_v" else max(2, vpp), dp=data, micro_batch_size=size, recompute=recomputed,
         zero_stage=zero,
         precision=precision,
     ),
@@ -441,46 +440,46 @@ def test_the_fullest_gpu_is_that_of_all(config: ParallelismConfig, rounds: int) 
     assert max_memory_bytes(stages) == max(stage.peak_bytes for stage in one.stages)
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("vpp", [1, 2, 3])
 @pytest.mark.parametrize("pipeline", [2, 4, 8])
 @pytest.mark.parametrize("rounds", [1, 2, 5])
-def test_micro_batches_in_flight_are_those_of_the_orders(pipeline: int, chunks: int, rounds: int) -> None:
-    orders = hpgo.schedule(
-        "1f1b" if chunks == 1 else "interleaved", ranks=pipeline, micro_batches=pipeline * rounds,
-        chunks=None if chunks == 1 else chunks,
+def test_micro_batches_in_flight_are_those_of_the_orders(pipeline: int, vpp: int, rounds: int) -> None:
+    built = hpgo.schedule(
+        "1f1b" if vpp == 1 else "interleaved", ranks=pipeline, micro_batches=pipeline * rounds,
+        virtual_stages_per_rank=None if vpp == 1 else vpp,
     )  # fmt: skip
-    config = ParallelismConfig(pp=pipeline, vpp=chunks)
+    config = ParallelismConfig(pp=pipeline, vpp=vpp)
     ours = [sum(in_flight(config, rank, pipeline * rounds)) for rank in range(pipeline)]
-    assert ours == orders.peak_in_flight
+    assert ours == built.peak_in_flight
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("interleaved_zb", 2), ("interleaved_zb", 3), ("zb_v", 2)])
+@pytest.mark.parametrize(("schedule", "vpp"), [("interleaved_zb", 2), ("interleaved_zb", 3), ("zb_v", 2)])
 @pytest.mark.parametrize("pipeline", [2, 3, 4, 8])
 @pytest.mark.parametrize("rounds", [1, 2, 3, 6])
 def test_with_split_backward_passes_as_many_are_in_flight_as_in_the_orders(
-    schedule: str, chunks: int, pipeline: int, rounds: int
+    schedule: str, vpp: int, pipeline: int, rounds: int
 ) -> None:
     """Two rounds tell of any number of them, stage by stage."""
-    config = ParallelismConfig(pp=pipeline, vpp=chunks, pp_schedule=schedule)
-    orders = orders_of(config, pipeline * rounds)
+    config = ParallelismConfig(pp=pipeline, vpp=vpp, pp_schedule=schedule)
+    built = schedule_of(config, pipeline * rounds)
     ours = [in_flight(config, rank, pipeline * rounds) for rank in range(pipeline)]
-    assert list(map(sum, ours)) == orders.peak_in_flight
-    for rank, most in enumerate(ours):
+    assert list(map(sum, ours)) == built.peak_in_flight
+    for rank, maximum in enumerate(ours):
         held = dict.fromkeys(config.stages_of(rank), 0)
-        assert all(orders.rank_of_stage[at] == rank for at in held)
+        assert all(built.rank_of_stage[at] == rank for at in held)
         seen = set()
-        for stage, kind in (re.match(r"(\d+)([FIW])", word).groups() for word in orders.orders[rank]):
+        for stage, kind in (re.match(r"(\d+)([FIW])", word).groups() for word in built.action_lists[rank]):
             held[int(stage)] += (kind == "F") - (kind == "W")
             seen.add(tuple(held.values()))
-        assert most in seen
+        assert maximum in seen
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("interleaved_zb", 2), ("zb_v", 2)])
+@pytest.mark.parametrize(("schedule", "vpp"), [("interleaved_zb", 2), ("zb_v", 2)])
 @pytest.mark.parametrize("layers", [None, 1, 3])
-def test_what_is_computed_anew_waits_for_gradients_of_weights(schedule: str, chunks: int, layers: int | None) -> None:
+def test_what_is_computed_anew_waits_for_gradients_of_weights(schedule: str, vpp: int, layers: int | None) -> None:
     """As the simulator holds it: of each micro-batch a stage's inputs from F on, all else from I to the end of W."""
     cluster = hpgo.Cluster.preset("h100:4")
-    ask = {"global_batch_size": 12, "seq_length": 4096, "tp": 8, "pp": 4, "vpp": chunks, "pp_schedule": schedule}
+    ask = {"global_batch_size": 12, "seq_length": 4096, "tp": 8, "pp": 4, "vpp": vpp, "pp_schedule": schedule}
     one = hpgo.estimate_llm(LLAMA, cluster, recompute="full", recompute_num_layers=layers, **ask)
     kept = hpgo.estimate_llm(LLAMA, cluster, **ask)
     each = LLAMA.layers // one.parallelism.num_stages
@@ -491,7 +490,7 @@ def test_what_is_computed_anew_waits_for_gradients_of_weights(schedule: str, chu
         saved_activation_bytes(all_of, recomputed=False),
     )
     timeline = hpgo.simulate(
-        orders_of(one.parallelism, 12),
+        schedule_of(one.parallelism, 12),
         memory=hpgo.StageBytes(
             activation_bytes=recomputed * inputs + (each - recomputed) * everything,
             recomputed_bytes=recomputed * (everything - inputs),

@@ -53,7 +53,7 @@ def test_no_configuration_takes_or_holds_less_than_its_group_knows(
     model, gpus: int, batch: int, megatron: bool
 ) -> None:
     for group in groups_of(model, gpus, batch, MEGATRON if megatron else TORCHTITAN):
-        held = {(one.split, one.zero, one.recomputed): least for least, one in group.leanest()}
+        held = {(one.split, one.zero, one.recomputed): minimum for minimum, one in group.leanest()}
         bounds = {(one.split, one.zero, one.recomputed): one.bound_s for one in group.candidates(1e18)}
         assert set(held) == set(bounds)
         assert len(held) == len(group.splits.found) * len(group.zero_stages) * len(group.recomputed)
@@ -103,7 +103,7 @@ def test_partial_recomputation_needs_no_fewer_layers_and_no_less_time_than_its_g
     model, gpus: int, batch: int, share: float
 ) -> None:
     for group in groups_of(model, gpus, batch):
-        each = [least for least, _ in group.leanest()]
+        each = [minimum for minimum, _ in group.leanest()]
         limit_bytes = min(each) + share * (max(each) - min(each))
         limit_bytes *= 1 + 1e-8  # bounds are a little lower, and equal sizes are not tested here
         candidates = group.candidates(limit_bytes)
@@ -117,7 +117,7 @@ def test_partial_recomputation_needs_no_fewer_layers_and_no_less_time_than_its_g
                 continue
             fitting = (
                 layers
-                for layers in range(1, group.splits.found[split].most)
+                for layers in range(1, group.splits.found[split].maximum)
                 if max_memory_bytes(partly(group, one, layers)) <= limit_bytes
             )
             fewest = next(fitting, None)

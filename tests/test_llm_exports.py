@@ -45,7 +45,8 @@ def test_megatron_is_told_the_model_and_the_way() -> None:
     assert not any("recompute" in word for word in words)
     # No words are padded, and the price counts 128,256 of them.
     assert "--make-vocab-size-divisible-by 64" in words
-    assert "padded" not in text
+    assert "--padded-vocab-size 128256" in words
+    assert "is padded" not in text
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_every_gpu_is_a_cell_of_its_own_in_the_colour_of_its_rank(cluster: str, 
     for _, _, y, tip in found:
         gpu = int(tip.split(":")[0].removeprefix("GPU "))
         rows.setdefault(gpu // where.nodes[0].count, set()).add(y)
-    assert all(len(ys) == 1 for ys in rows.values()), "a machine is one row"
+    assert all(len(ys) == 1 for ys in rows.values()), "a node is one row"
 
 
 @given(

@@ -191,3 +191,45 @@ def test_every_known_bias_has_a_reason_and_widens_the_range() -> None:
     listed = [one for stack in stacks().values() for one in stack.known_biases]
     assert listed
     assert all(len(one.reason.split()) > 5 and one.log_ratio for one in listed)
+
+
+# --- frameworks of an estimate
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"framework": "megatron", "zero_stage": 3}, "Megatron-LM supports ZeRO stage 0 or 1, not 3"),
+        ({"framework": "torchtitan", "zero_stage": 1}, "torchtitan supports ZeRO stage"),
+        ({"framework": "torchtitan", "precision": "fp8"}, "torchtitan supports precision bf16 here, not fp8"),
+        ({"framework": "deepspeed", "tp": 2}, "DeepSpeed does not support tensor parallelism here, but tp is 2"),
+        ({"framework": "torchtitan", "transformer": "mixtral-8x7b"}, "torchtitan has no settings for experts"),
+        ({"framework": "torchtitan@0.3", "recompute": "selective"}, "torchtitan supports recompute none or full"),
+    ],
+)
+def test_an_estimate_for_a_framework_is_refused_as_its_plans_are(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(hpgo.errors.ArgumentError, match=message) as found:
+        estimate(**changes)
+    assert found.value.hint
+    assert estimate(**changes | {"framework": None}).step_s > 0
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan", "deepspeed"])
+def test_the_best_configuration_of_a_search_has_the_same_estimate_for_its_framework(framework: str) -> None:
+    asked = {"global_batch_size": 64, "seq_length": 8192, "cluster": "h100:2", "framework": framework}
+    best = hpgo.plan_llm("llama-3-8b", top=1, **asked).best
+    config = best.parallelism
+    given = {name: getattr(config, name) for name in ("tp", "cp", "pp", "vpp", "micro_batch_size", "recompute")}
+    ends = {"first_rank_layers": config.first_rank_layers, "last_rank_layers": config.last_rank_layers}
+    again = estimate(**asked, **given, **ends, zero_stage=config.zero_stage, pp_schedule=config.pp_schedule)
+    assert again == best
+
+
+def test_the_zero_stage_of_an_estimate_is_one_that_the_framework_runs() -> None:
+    stages = {name: estimate(framework=name).parallelism.zero_stage for name in (None, "megatron", "torchtitan")}
+    assert stages == {None: 1, "megatron": 1, "torchtitan": 3}
+    assert estimate(framework="torchtitan", tp=4, pp=2).parallelism.zero_stage == 2
+    alone = estimate(framework="megatron", tp=8, devices=8, zero_stage=1).parallelism
+    assert (alone.dp, alone.zero_stage) == (1, 0)
+    assert estimate(framework="nemo", zero_stage=3).parallelism.zero_stage == 3, "it implies a stack only"
+    assert estimate(framework="torchtitan", recompute="selective_op").parallelism.recompute == "selective_op"

@@ -38,8 +38,8 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def whole(most: int, *shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(most, shape, generator=torch.Generator().manual_seed(seed))
+def whole(maximum: int, *shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(maximum, shape, generator=torch.Generator().manual_seed(seed))
 
 
 TOKENS = whole(WORDS, BATCH, LENGTH + 1)
@@ -131,9 +131,9 @@ def plain(model: nn.Module, case: str, steps: int) -> list[float]:
 
 
 def pipeline(workload: Workload, micro_batch: int, tell: Callable[[str], None] | None = None) -> Pipeline:
-    orders = hpgo.schedule("1f1b", ranks=1, micro_batches=BATCH // micro_batch)
+    schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=BATCH // micro_batch)
     program = hpgo.program(
-        orders, [(workload.layers, [0])], pipeline_micro_batch_size=micro_batch, global_batch_size=BATCH
+        schedule, [(workload.layers, [0])], pipeline_micro_batch_size=micro_batch, global_batch_size=BATCH
     )  # fmt: skip
     return Pipeline(program, workload, optimizer=lambda weights: torch.optim.SGD(weights, lr=0.05), tell=tell)
 

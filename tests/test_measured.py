@@ -20,13 +20,13 @@ LAYERS = [str(at) for at in range(8)]
 
 def simulated(name: str, groups: list[list[int]], transfer_s: float) -> tuple[hpgo.Program, hpgo.Timeline]:
     """A program whose stages take 1 to 1.3 s forward, and its run."""
-    orders = hpgo.schedule(name, ranks=len(groups), micro_batches=6)
-    length = orders.stages_per_pipeline
+    schedule = hpgo.schedule(name, ranks=len(groups), micro_batches=6)
+    length = schedule.stages_per_pipeline
     stages = [
-        (LAYERS[8 * (at % length) // length : 8 * (at % length + 1) // length], groups[orders.rank_of_stage[at]])
-        for at in range(orders.stages)
+        (LAYERS[8 * (at % length) // length : 8 * (at % length + 1) // length], groups[schedule.rank_of_stage[at]])
+        for at in range(schedule.stages)
     ]
-    program = hpgo.program(orders, stages, pipeline_micro_batch_size=3, global_batch_size=18)
+    program = hpgo.program(schedule, stages, pipeline_micro_batch_size=3, global_batch_size=18)
     forward_s = [1 + 0.1 * at for at in range(length)]
     costs = {"forward_s": forward_s, "transfer_s": transfer_s}
     return program, hpgo.simulate(program, **costs)

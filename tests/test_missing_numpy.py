@@ -25,7 +25,7 @@ ASKED = """
 import hpgo
 profile, cluster = hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c")
 plan = hpgo.plan(profile, cluster, global_batch_size=2048)
-assert hpgo.Plan.from_json(plan.to_json()).reprice().step_s == plan.step_s
+assert hpgo.Plan.from_json(plan.to_json()).reevaluate().step_s == plan.step_s
 assert str(plan) and hpgo.schedules() and hpgo.partition(profile, cluster)
 for needs_arrays in (
     lambda: hpgo.schedule("1f1b", ranks=2, micro_batches=4),

@@ -188,10 +188,8 @@ def asked(name: str) -> tuple[hpgo.Profile, hpgo.Cluster]:
     layers = tuple(replace(layer, id=f"{name}{number}") for number, layer in enumerate(toy.layers))
     edges = tuple((f"{name}{number}", f"{name}{number + 1}") for number in range(3))
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100, inter_gbit_s=10)
-    machines = tuple(
-        replace(machine, name=name, device=replace(machine.device, name=name)) for machine in cluster.nodes
-    )
-    return replace(toy, layers=layers, edges=edges), replace(cluster, name=name, nodes=machines)
+    nodes = tuple(replace(node, name=name, device=replace(node.device, name=name)) for node in cluster.nodes)
+    return replace(toy, layers=layers, edges=edges), replace(cluster, name=name, nodes=nodes)
 
 
 @pytest.mark.parametrize("name", NASTY)
@@ -247,9 +245,9 @@ def native(profile: hpgo.Profile) -> dict[str, object]:
 def test_half_a_character_is_refused_in_every_name() -> None:
     half = "\ud83d"
     profile, cluster = asked("a")
-    layer, machine = profile.layers[0], cluster.nodes[0]
+    layer, node = profile.layers[0], cluster.nodes[0]
     for record, field in ((profile, "name"), (profile, "source"), (layer, "id"), (layer, "name"), (cluster, "name"),
-                          (machine, "name"), (machine.device, "name")):  # fmt: skip
+                          (node, "name"), (node.device, "name")):  # fmt: skip
         with refused(hpgo.errors.HpgoError, "damaged_file") as caught:
             replace(record, **{field: half})
         assert caught.value.hint

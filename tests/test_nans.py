@@ -73,11 +73,13 @@ def run(layers: Any, order: str = "interleaved", **options: Any) -> None:
     """Two steps of two micro-batches of three samples, on one device that holds two stages."""
     loss, data, recompute = (options.pop(name, None) for name in ("loss", "data", "recompute"))
     workload = Workload(layers, torch.ones(3, 4), torch.zeros(3, 4), loss or nn.functional.mse_loss)
-    orders = hpgo.schedule(order, ranks=1, micro_batches=2, chunks=2 if order == "interleaved" else None)
+    schedule = hpgo.schedule(
+        order, ranks=1, micro_batches=2, virtual_stages_per_rank=2 if order == "interleaved" else None
+    )
     half = len(workload.layers) // 2
-    stages = [workload.layers] if orders.stages == 1 else [workload.layers[:half], workload.layers[half:]]
+    stages = [workload.layers] if schedule.stages == 1 else [workload.layers[:half], workload.layers[half:]]
     program = hpgo.program(
-        orders, [(stage, [0]) for stage in stages],
+        schedule, [(stage, [0]) for stage in stages],
         pipeline_micro_batch_size=3, global_batch_size=6, recompute=bool(recompute),
     )  # fmt: skip
     given = {"dtype": torch.float64, "find_nan": True} | options

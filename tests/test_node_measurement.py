@@ -38,7 +38,7 @@ import json, os
 from dataclasses import asdict
 from hpgo.runtime.node_measurement import measure_node
 
-record = measure_node(device="cpu", seconds=1, machine=f"node {int(os.environ['RANK']) // 2}")
+record = measure_node(device="cpu", seconds=1, node=f"node {int(os.environ['RANK']) // 2}")
 print(json.dumps(asdict(record)))
 """
 
@@ -279,8 +279,8 @@ def test_ranks_of_two_nodes_measure_both_kinds_of_collectives_and_get_one_record
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["steps.yaml", "--node"], 2, "one of STEPS_OR_LOG and --node"),
-        ([], 2, "Missing argument 'STEPS_OR_LOG'"),
+        (["steps.yaml", "--node"], 2, "one of STEPS, LOG or JOB/, and --node"),
+        ([], 2, "Missing argument 'STEPS'"),
         (["--node", "--ranks", "0"], 2, "--ranks"),
     ],
 )

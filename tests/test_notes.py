@@ -23,8 +23,8 @@ def on(cluster: hpgo.Cluster | str, *, profile: str = "bert-48", batch: int = 64
 
 def sped_up(preset: str, speed: float) -> hpgo.Cluster:
     cluster = hpgo.Cluster.preset(preset)
-    machines = tuple(replace(machine, device=replace(machine.device, speed=speed)) for machine in cluster.nodes)
-    return replace(cluster, nodes=machines)
+    nodes = tuple(replace(node, device=replace(node.device, speed=speed)) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes)
 
 
 def test_a_built_in_profile_on_other_devices_says_so_unless_their_speed_is_given() -> None:
@@ -66,7 +66,7 @@ def test_notes_stand_in_reports_and_files_and_survive_them() -> None:
     assert json.loads(plan.to_json())["notes"] == list(plan.notes)
     for embed in (True, False):
         assert hpgo.Plan.from_json(plan.to_json(embed=embed)).notes == plan.notes
-    assert plan.reprice().notes == plan.notes
+    assert plan.reevaluate().notes == plan.notes
 
 
 def test_several_plans_note_a_thing_once_on_stderr() -> None:

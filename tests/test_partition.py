@@ -383,11 +383,11 @@ def test_times_between_and_beyond_measured_batch_sizes(tmp_path, batch_size, sec
 def mixed_cluster(*, intra: float = 1e9, inter: float = 1e9, counts: tuple[int, ...] = (1, 1, 1)) -> hpgo.Cluster:
     from hpgo.hardware.cluster import Device, Link, Node
 
-    machines = tuple(
+    nodes = tuple(
         Node(Device(f"d{index}", 1e9, speed), count, f"m{index}")
         for index, (speed, count) in enumerate(zip((1.0, 2.0, 4.0), counts, strict=True))
     )
-    return hpgo.Cluster("mixed", machines, Link(intra, intra), Link(inter, inter))
+    return hpgo.Cluster("mixed", nodes, Link(intra, intra), Link(inter, inter))
 
 
 def test_profile_spreads_over_a_cluster_of_mixed_devices():
@@ -410,7 +410,7 @@ def test_pipeedge_files_read_as_profile_and_cluster_give_the_same_plan(tmp_path)
     profile = pipeedge.read_profile(*paths[:2], model="m", device_type="t")
     cluster = pipeedge.read_cluster(*paths, model="m", device_type="t")
     assert profile.batch_sizes == (1,)
-    assert [machine.device.speed for machine in cluster.nodes] == [1.0, 1.0, 0.5]
+    assert [node.device.speed for node in cluster.nodes] == [1.0, 1.0, 0.5]
     both = partition(profile, cluster, batch_size=1)
     assert both.interval_s == question.plan().interval_s
     assert both.stages == question.plan().stages
@@ -436,11 +436,11 @@ def large() -> tuple[hpgo.Profile, hpgo.Cluster]:
     layers = 600
     wave = [1.0 + 0.5 * math.sin(index * 1.7) + 0.3 * math.sin(index * index) for index in range(layers)]
     profile = chain(wave, 1e6, 1e6, backward=0.0, name="large")
-    machines = tuple(
+    nodes = tuple(
         Node(Device(f"d{kind}", 1e9, 1 + 0.37 * kind), 1, f"m{kind}-{index}")
         for kind in range(10) for index in range(12)
     )  # fmt: skip
-    return profile, hpgo.Cluster("large", machines, Link(1e9, 1e9), Link(1e9, 1e9))
+    return profile, hpgo.Cluster("large", nodes, Link(1e9, 1e9), Link(1e9, 1e9))
 
 
 def test_deadline_returns_the_best_plan_so_far_with_an_honest_gap():
@@ -653,14 +653,14 @@ def test_progress_hears_the_best_value_and_the_bound() -> None:
         parameter_bytes=[1e3] * layers,
     )
     alike = hpgo.Cluster.of(nodes=hosts, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10)
-    machines = tuple(
-        replace(machine, device=replace(machine.device, speed=1 + (7 * at % 11) / 10, name=f"host {at}"))
-        for at, machine in enumerate(alike.nodes)
+    nodes = tuple(
+        replace(node, device=replace(node.device, speed=1 + (7 * at % 11) / 10, name=f"host {at}"))
+        for at, node in enumerate(alike.nodes)
     )
     heard: list[tuple[float, float]] = []
     plan = hpgo.partition(
         profile,
-        replace(alike, nodes=machines),
+        replace(alike, nodes=nodes),
         time_limit_s=1,
         progress=lambda best, bound: heard.append((best, bound)),
     )

@@ -32,11 +32,11 @@ def profile_of(seconds: dict[str, float], edges: list[tuple[str, str]], out=None
 
 
 def hosts_of(speeds: list[float], memory: list[float] | None = None, rate: float = 1e9) -> hpgo.Cluster:
-    machines = tuple(
+    nodes = tuple(
         Node(Device(f"d{speed}-{size}", size, speed), 1, f"h{at}")
         for at, (speed, size) in enumerate(zip(speeds, memory or [1e9] * len(speeds), strict=True))
     )
-    return hpgo.Cluster("hosts", machines, Link(rate, rate), Link(rate, rate, 0.0))
+    return hpgo.Cluster("hosts", nodes, Link(rate, rate), Link(rate, rate, 0.0))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Twin:
                         yield from extend(end, [one for one in left if one is not device], [*compute, seconds],
                                           [*hops, *hop])  # fmt: skip
 
-        yield from extend(cuts[0], [machine.device for machine in self.cluster.nodes], [], [])
+        yield from extend(cuts[0], [node.device for node in self.cluster.nodes], [], [])
 
     def best(self, value) -> float:
         return min((value(*plan) for plan in self.plans()), default=math.inf)
@@ -219,7 +219,7 @@ def test_more_cuts_than_are_searched_are_told_beside_the_number_in_every_output(
     assert hpgo.ChainPlan.from_json(plan.to_json()) == plan
 
     hpgo.write_profile(profile, tmp_path / "profile.yaml")
-    (tmp_path / "cluster.yaml").write_text("hpgo_cluster: 1\nmachines: [{devices: 2, memory: 1 GB}]\nintra: 10 GB/s\n")
+    (tmp_path / "cluster.yaml").write_text("hpgo_cluster: 1\nnodes: [{devices: 2, memory: 1 GB}]\nintra: 10 GB/s\n")
     asked = ["--profile", str(tmp_path / "profile.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]
     for option in ([], ["--explain"], ["--json"], ["--yaml"]):
         assert plan.cuts in CliRunner().invoke(command, [*asked, *option], catch_exceptions=False).stdout

@@ -211,8 +211,8 @@ def test_words_are_parted_as_transformers_parts_them(tmp_path: Path) -> None:
     theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
     ours = WordPieces([*VOCABULARY, "[MASK]"])
     for text in SAYINGS:
-        assert ours.tokens(text, most=99) == theirs(text)["input_ids"], text
-    assert ours.tokens("the " * 50, most=8) == theirs("the " * 50, max_length=8, truncation=True)["input_ids"]
+        assert ours.tokens(text, maximum=99) == theirs(text)["input_ids"], text
+    assert ours.tokens("the " * 50, maximum=8) == theirs("the " * 50, max_length=8, truncation=True)["input_ids"]
 
 
 def test_a_vocabulary_without_the_pieces_of_every_text_is_refused() -> None:

@@ -52,8 +52,8 @@ def profiles(draw: st.DrawFn) -> hpgo.Profile:
     """Chains and branching graphs of a few layers, some of them loading data, at one or two batch sizes."""
     count, sizes = draw(st.integers(1, 7)), draw(st.sampled_from([(1,), (2,), (1, 4), (2, 3)]))
 
-    def measured(least: float, most: float) -> tuple[float, ...]:
-        numbers = st.one_of(st.just(0.0), st.floats(least, most))
+    def measured(minimum: float, maximum: float) -> tuple[float, ...]:
+        numbers = st.one_of(st.just(0.0), st.floats(minimum, maximum))
         return tuple(draw(st.lists(numbers, min_size=len(sizes), max_size=len(sizes))))
 
     layers = tuple(
@@ -86,11 +86,9 @@ def clusters(draw: st.DrawFn) -> hpgo.Cluster:
         Device(draw(st.sampled_from(["a", "b"])), draw(st.floats(2e9, 1e12)), draw(st.sampled_from([0.7, 1.0, 1.3])))
         for _ in range(2)
     ]
-    machines = st.builds(Node, st.sampled_from(kinds), st.integers(1, 3), st.sampled_from(["", "node"]))
+    nodes = st.builds(Node, st.sampled_from(kinds), st.integers(1, 3), st.sampled_from(["", "node"]))
     links = st.builds(Link, st.floats(1e6, 1e11), st.floats(1e6, 1e11), st.sampled_from([0.0, 1e-3]))
-    return hpgo.Cluster(
-        "drawn", tuple(draw(st.lists(machines, min_size=1, max_size=3))), draw(links), draw(links), "here"
-    )
+    return hpgo.Cluster("drawn", tuple(draw(st.lists(nodes, min_size=1, max_size=3))), draw(links), draw(links), "here")
 
 
 @st.composite
@@ -102,7 +100,7 @@ def questions(draw: st.DrawFn) -> tuple[hpgo.Profile, hpgo.Cluster, dict[str, An
         "recompute": draw(st.sampled_from([False, True, "auto"])) if schedule in SCHEDULES else False,
         "even_split": draw(st.booleans()),
         "overlap": draw(st.booleans()),
-        "min_micro_batch_size": draw(st.sampled_from([None, 1])),
+        "min_samples_per_replica": draw(st.sampled_from([None, 1])),
         "include_data_loading": draw(st.booleans()),
         "memory": hpgo.MemoryModel(
             draw(st.floats(0, 2)), draw(st.floats(0, 8)), draw(st.booleans()), draw(st.sampled_from([0.0, 1e8]))
@@ -126,10 +124,10 @@ def test_a_plan_from_a_file_has_its_price_to_the_last_digit_and_so_have_its_alte
     SCHEMA.validate(json.loads(best.to_json()))
     lean = again(best, embed=False)
     for saved in (read, *(row.plan for row in best.alternatives if row.plan)):
-        priced = saved.reprice()
+        priced = saved.reevaluate()
         searched = {"lower_bound_s": None, "cuts": "all", "placements": "all", "stop_reason": None}
         assert priced == replace(saved, alternatives=(), explored_labels=0, simulated=0, **searched)
-    assert lean.reprice(profile=profile, cluster=cluster).step_s == best.step_s
+    assert lean.reevaluate(profile=profile, cluster=cluster).step_s == best.step_s
 
 
 def test_every_compared_schedule_has_its_plan_and_that_plan_its_price(auto: hpgo.Plan) -> None:
@@ -139,19 +137,19 @@ def test_every_compared_schedule_has_its_plan_and_that_plan_its_price(auto: hpgo
         own = again(auto).alternative(choice.name)
         assert own.schedule == choice.name
         assert again(own) == own
-        assert own.reprice().stages == own.stages
+        assert own.reevaluate().stages == own.stages
         if choice.step_s is not None:
-            assert own.reprice().step_s == own.step_s == choice.step_s
+            assert own.reevaluate().step_s == own.step_s == choice.step_s
 
 
 def test_orders_that_were_fitted_to_times_are_kept_in_words_and_run_as_they_stand() -> None:
     plan = bert(schedule="zb")
     assert len(plan.actions) == len(plan.stages)
-    assert hpgo.Schedule.from_text("\n".join(plan.actions)) == plan.orders()
+    assert hpgo.Schedule.from_text("\n".join(plan.actions)) == plan.to_schedule()
     slower = json.loads(plan.to_json())
     for layer in slower["assumptions"]["profile"]["layers"]:
         layer["forward_s"] *= 3
-    priced = hpgo.Plan.from_json(json.dumps(slower)).reprice()
+    priced = hpgo.Plan.from_json(json.dumps(slower)).reevaluate()
     assert priced.actions == plan.actions
     assert priced.step_s > plan.step_s
 
@@ -162,7 +160,7 @@ def test_actions_that_are_not_the_plans_are_refused_when_they_are_run(wrong: lis
     assert len(document["stages"]) == 2
     document["actions"] = wrong
     with pytest.raises(hpgo.errors.HpgoError) as caught:
-        hpgo.Plan.from_json(json.dumps(document)).reprice()
+        hpgo.Plan.from_json(json.dumps(document)).reevaluate()
     assert caught.value.hint
 
 
@@ -173,14 +171,14 @@ def test_a_changed_layer_changes_the_price(plan: hpgo.Plan, key: str, factor: in
     document = json.loads(plan.to_json())
     for layer in document["assumptions"]["profile"]["layers"]:
         layer[key] *= factor
-    assert hpgo.Plan.from_json(json.dumps(document)).reprice().step_s > plan.step_s
+    assert hpgo.Plan.from_json(json.dumps(document)).reevaluate().step_s > plan.step_s
 
 
 def test_a_changed_assumption_changes_what_it_is_about(plan: hpgo.Plan) -> None:
     def priced(**changed: Any) -> hpgo.Plan:
         document = json.loads(plan.to_json())
         document["assumptions"] |= changed
-        return hpgo.Plan.from_json(json.dumps(document)).reprice()
+        return hpgo.Plan.from_json(json.dumps(document)).reevaluate()
 
     assert priced(overlap=False).step_s > plan.step_s
     memory = {"gradients_per_weight": 1, "optimizer_per_weight": 6, "shard_optimizer": False, "reserved_bytes": 1e9}
@@ -193,7 +191,7 @@ def test_windows_are_those_of_the_file_and_are_not_chosen_again(plan: hpgo.Plan)
     assert plan.stages[0].max_in_flight == 3
     document = json.loads(plan.to_json())
     document["stages"][0]["max_in_flight"] = 2
-    priced = hpgo.Plan.from_json(json.dumps(document)).reprice()
+    priced = hpgo.Plan.from_json(json.dumps(document)).reevaluate()
     assert [stage.max_in_flight for stage in priced.stages] == [2, 1]
     assert priced.step_s > plan.step_s
     assert hpgo.Plan.from_json(json.dumps(document)).timeline().makespan_s == pytest.approx(priced.step_s, rel=1e-9)
@@ -272,7 +270,7 @@ def test_a_plan_for_thousands_of_devices_keeps_a_small_file() -> None:
     text = plan.to_json()
     assert len(json.dumps(json.loads(text)["assumptions"]["cluster"])) < 1000
     assert len(text) < 8 * plan.devices + 20_000  # its numbers are five digits and a comma
-    assert again(plan).reprice().step_s == plan.step_s
+    assert again(plan).reevaluate().step_s == plan.step_s
 
 
 def test_a_lean_plan_keeps_digests_and_takes_only_what_matches_them(plan: hpgo.Plan) -> None:
@@ -280,16 +278,16 @@ def test_a_lean_plan_keeps_digests_and_takes_only_what_matches_them(plan: hpgo.P
     assert len(lean.to_json()) < len(plan.to_json())
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
     renamed = replace(profile, name="mine", source="elsewhere")
-    assert lean.reprice(profile=renamed, cluster=replace(cluster, name="ours", source="")).step_s == plan.step_s
+    assert lean.reevaluate(profile=renamed, cluster=replace(cluster, name="ours", source="")).step_s == plan.step_s
     with refused(hpgo.errors.ArgumentError, "mismatch"):
-        lean.reprice(cluster=cluster)
+        lean.reevaluate(cluster=cluster)
     with refused(hpgo.errors.ArgumentError, "mismatch"):
-        lean.reprice(profile=profile)
+        lean.reevaluate(profile=profile)
     for other in ({"profile": hpgo.read_profile("bert-24")}, {"cluster": hpgo.Cluster.preset("dapple-b")}):
         with refused(hpgo.errors.ArgumentError, "mismatch", next(iter(other))):
-            lean.reprice(**{"profile": profile, "cluster": cluster} | other)
+            lean.reevaluate(**{"profile": profile, "cluster": cluster} | other)
         with refused(hpgo.errors.ArgumentError, "mismatch", next(iter(other))):
-            plan.reprice(**other)
+            plan.reevaluate(**other)
 
 
 def _version_1(plan: hpgo.Plan) -> dict[str, Any]:
@@ -308,7 +306,7 @@ def test_a_file_of_version_1_is_read_and_says_what_it_lacks(auto: hpgo.Plan) -> 
     assert (old.assumptions, old.boundary_tensors, old.made_with) == (None, (), None)
     assert str(old) == str(replace(auto, assumptions=None))  # it does not say what the optimizer keeps
     with refused(hpgo.errors.ArgumentError, "missing", "1"):
-        old.reprice()
+        old.reevaluate()
     with refused(hpgo.errors.ArgumentError, "invalid_argument", "gpipe") as caught:
         old.alternative("gpipe")
     assert "saved without" in caught.value.hint
@@ -322,7 +320,7 @@ def test_a_file_that_an_older_hpgo_wrote_is_read_and_shown() -> None:
     assert (old.stages, old.step_s, old.alternatives[0].step_s) == (new.stages, new.step_s, new.alternatives[0].step_s)
     assert old.timeline().makespan_s == new.timeline().makespan_s
     assert old.for_rank(3).stages[0].rows == new.for_rank(3).stages[0].rows
-    for lacking in (old.reprice, lambda: old.assumed):
+    for lacking in (old.reevaluate, lambda: old.assumed):
         with refused(hpgo.errors.ArgumentError, "missing", "1"):
             lacking()
 
@@ -345,7 +343,7 @@ def test_alternatives_are_plans_of_their_own(plan: hpgo.Plan) -> None:
     shared = plan.alternative("data parallelism")
     assert [stage.replicas for stage in shared.stages] == [16]
     assert shared.step_s == plan.alternatives[0].step_s
-    straight = again(plan).alternative("straight pipeline")
+    straight = again(plan).alternative("pipeline parallelism only")
     assert [stage.replicas for stage in straight.stages] == [1] * 16
     assert len(straight.boundary_tensors) == 15
     assert straight.timeline().makespan_s == pytest.approx(straight.step_s, rel=1e-9)
@@ -354,7 +352,7 @@ def test_alternatives_are_plans_of_their_own(plan: hpgo.Plan) -> None:
 def test_an_unknown_alternative_is_told_which_there_are(plan: hpgo.Plan) -> None:
     with pytest.raises(hpgo.errors.ArgumentError) as caught:
         plan.alternative("straight")
-    assert "data parallelism, straight pipeline" in caught.value.hint
+    assert "data parallelism, pipeline parallelism only" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -454,7 +452,7 @@ def test_what_a_saved_plan_says_itself_is_not_asked_again(
 @pytest.mark.parametrize(
     ("alternative", "code", "named"),
     [
-        ("data-parallel=x.json", 1, "data parallelism, straight pipeline"),
+        ("data-parallel=x.json", 1, "data parallelism, pipeline parallelism only"),
         ("gpipe=x.json", 1, "data parallelism"),
         ("data parallelism", 2, "NAME=FILE"),
         ("=x.json", 2, "NAME=FILE"),

@@ -494,7 +494,7 @@ def test_the_plan_is_saved_as_a_file_that_hpgo_reads(opened, tmp_path) -> None:
         tab.get_by_text("Save plan.json").click()
     taken.value.save_as(tmp_path / "plan.json")
     saved = hpgo.Plan.read(tmp_path / "plan.json")
-    assert saved.step_s == saved.reprice().step_s == priced([(31, range(8)), (22, range(8, 16))]).step_s
+    assert saved.step_s == saved.reevaluate().step_s == priced([(31, range(8)), (22, range(8, 16))]).step_s
 
 
 def test_an_alternative_is_made_the_plan(opened, planned) -> None:
@@ -627,7 +627,7 @@ def test_addresses_that_make_no_sense_are_refused_in_words_of_the_library(served
         (BERT | {"stages": "0-53@0"}, "stage 0 has layer 53"),
         (BERT | {"batch": "-1"}, "`batch` is `-1`"),
         (BERT | {"fields": "1"}, "unknown field `fields`"),
-        (BERT | {"cluster": "h100:999999999"}, "machines is 999999999"),
+        (BERT | {"cluster": "h100:999999999"}, "nodes is 999999999"),
         ({"plan": "nothing"}, "holds no plan `nothing`"),
     ):
         status, body = served.ask(f"/plan/facts.json?{urlencode(items)}")

@@ -77,7 +77,7 @@ def pair(memory: str = "16 GB") -> hpgo.Cluster:
 def rivals(profile: hpgo.Profile, cluster: hpgo.Cluster, size: int) -> dict[str, hpgo.Plan]:
     """Data parallelism, and the compatible planner's best and straightest plans, in the planner's own simulation."""
     conductor = Conductor(
-        model_of(profile, size), devices_from_seps(list(accumulate(machine.count for machine in cluster.nodes)))
+        model_of(profile, size), devices_from_seps(list(accumulate(node.count for node in cluster.nodes)))
     )
     _, compatible = conductor.py_orchestrate()
     straight = max((result.stages for result in conductor.res), key=len)
@@ -138,7 +138,7 @@ def test_the_alternatives_are_what_evaluate_says_of_them(
     if alone.fits:
         assert data_parallel.step_s == pytest.approx(alone.step_s, rel=1e-9)
     else:
-        assert data_parallel.shortfall_bytes == pytest.approx(-alone.stages[0].headroom_bytes)
+        assert data_parallel.shortfall_bytes == pytest.approx(-alone.stages[0].free_bytes)
     for other in (data_parallel, straight):
         assert other.step_s is None or other.step_s >= best.step_s / ROUNDING
         assert other.reason
@@ -198,8 +198,8 @@ def test_the_answer_does_not_depend_on_the_number_of_threads() -> None:
 def long_question() -> tuple[hpgo.Profile, hpgo.Cluster, int]:
     """Many seconds of search, but a first plan at once."""
     cluster = hpgo.Cluster.preset("dapple-a:8")
-    machine = cluster.nodes[0]
-    kinds = [replace(machine, device=replace(machine.device, speed=speed)) for speed in (1.0, 0.75, 0.6)]
+    node = cluster.nodes[0]
+    kinds = [replace(node, device=replace(node.device, speed=speed)) for speed in (1.0, 0.75, 0.6)]
     mixed = replace(cluster, nodes=tuple(kinds[number * 3 // 8] for number in range(8)))
     return hpgo.read_profile("amoebanet-36"), mixed, 128
 
@@ -286,7 +286,7 @@ def test_a_short_deadline_leaves_a_plan_that_fits(model: str, cluster: str, size
 
 
 @pytest.mark.parametrize(
-    ("model", "machines", "size", "most", "most_anywhere"),
+    ("model", "nodes", "size", "maximum", "maximum_anywhere"),
     [
         ("vgg-16", 8, 2**14, 0.001, 0.001),
         ("vgg-16", 16, 2**15, 0.001, 0.001),
@@ -295,14 +295,14 @@ def test_a_short_deadline_leaves_a_plan_that_fits(model: str, cluster: str, size
     ],
 )
 def test_little_memory_and_slow_links_on_many_machines_leave_a_small_gap(
-    model: str, machines: int, size: int, most: float, most_anywhere: float
+    model: str, nodes: int, size: int, maximum: float, maximum_anywhere: float
 ) -> None:
-    best = hpgo.plan(hpgo.read_profile(model), hpgo.Cluster.preset(f"dapple-a:{machines}"), global_batch_size=size)
+    best = hpgo.plan(hpgo.read_profile(model), hpgo.Cluster.preset(f"dapple-a:{nodes}"), global_batch_size=size)
     assert best.finished
     assert best.optimality_gap is not None
-    assert best.optimality_gap < most_anywhere
+    assert best.optimality_gap < maximum_anywhere
     assert best.node_aligned_bound_s is not None
-    assert best.step_s / best.node_aligned_bound_s - 1 < most
+    assert best.step_s / best.node_aligned_bound_s - 1 < maximum
 
 
 def test_what_the_bound_takes_to_be_possible_on_many_machines_is_tried() -> None:
@@ -407,7 +407,7 @@ def machines_of(*sizes: tuple[int, str]) -> hpgo.Cluster:
 NOWHERE = {
     "one device": ("bert-48", [(1, "1 GB")], {"global_batch_size": 64}),
     "no memory at all": ("bert-48", [(8, "1 B")] * 2, {"global_batch_size": 64}),
-    "mixed machines": ("bert-48", [(8, "200 MB"), (4, "100 MB"), (1, "300 MB")], {"global_batch_size": 64}),
+    "mixed nodes": ("bert-48", [(8, "200 MB"), (4, "100 MB"), (1, "300 MB")], {"global_batch_size": 64}),
     "a batch too small for the devices": ("vgg-16", [(8, "1 GB")] * 64, {"global_batch_size": 128}),
     "a branching model with few cuts": ("gnmt-16", [(8, "100 MB")] * 512, {"global_batch_size": 65_536}),
     "a branching model with one order": ("gnmt-32", [(8, "300 MB")] * 2, {"global_batch_size": 1_024}),
@@ -551,8 +551,8 @@ def test_advice_for_too_little_memory_works_when_followed(
             assert hpgo.plan(profile, cluster, global_batch_size=8, **options).fits
             followed += 1
     if devices := re.search(r"use (\d+) devices", hint):
-        machines = int(devices[1]) // cluster.devices
-        more = replace(cluster, nodes=cluster.nodes * machines)
+        nodes = int(devices[1]) // cluster.devices
+        more = replace(cluster, nodes=cluster.nodes * nodes)
         assert hpgo.plan(profile, more, global_batch_size=8).fits
         followed += 1
     assert followed
@@ -572,8 +572,8 @@ def test_advice_for_too_little_memory_works_when_followed(
             ({"pipeline_micro_batch_size": size}, "pipeline_micro_batch_size")
             for size in (0, -2, 3, True, 2.0, "2", 10**9)
         ),
-        *(({"min_micro_batch_size": size}, "min_micro_batch_size") for size in (0, -2, True, 2.0, "2")),
-        ({"min_micro_batch_size": 9}, "smaller than min_micro_batch_size, 9"),
+        *(({"min_samples_per_replica": size}, "min_samples_per_replica") for size in (0, -2, True, 2.0, "2")),
+        ({"min_samples_per_replica": 9}, "smaller than min_samples_per_replica, 9"),
         *(({"recompute": value}, "recompute") for value in ("yes", None, 2, math.nan, [])),
         *(({name: value}, name) for name in ("even_split", "overlap") for value in ("yes", None, 2)),
         *(({"schedule": name}, "schedule") for name in ("nope", "dualpipe", "", None, 3, [])),
@@ -769,7 +769,7 @@ def test_an_idle_rank_gets_a_part_without_work(uneven: hpgo.Plan) -> None:
     spare = replace(uneven, cluster_devices=18, nodes=(8, 8, 2)).for_rank(17)
     assert spare.is_idle
     assert (spare.stages, spare.actions, spare.sums) == ((), (), ())
-    assert (spare.machine, spare.local_rank, spare.world_size) == (2, 1, 18)
+    assert (spare.node, spare.local_rank, spare.world_size) == (2, 1, 18)
     assert spare.groups == uneven.for_rank(0).groups, "all ranks create all groups"
 
 

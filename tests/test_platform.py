@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import exp, log
 
 import pytest
@@ -121,7 +121,109 @@ def test_the_same_configuration_measured_again_counts_once() -> None:
 
 @pytest.mark.parametrize(("count", "says"), [(1, "not enough"), (2, "are weak"), (3, "are worth it"), (5, "worth it")])
 def test_the_note_says_what_the_number_of_steps_is_good_for(count: int, says: str) -> None:
-    assert says in hpgo.fit_platform(estimated(WAYS[:count])).note
+    fit = hpgo.fit_platform(measured({"overall": 1.2}, WAYS[:count]))
+    assert says in fit.note
+    if count >= 3:
+        assert f"falls from {100 * fit.error_before:.1f} % to {100 * fit.error_left_out:.1f} %" in fit.note
+    assert fit.error_fitted < fit.error_before
+
+
+def test_steps_that_improve_nothing_are_not_called_worth_it() -> None:
+    pairs = zip(estimated(), (0.9, 1.1, 1, 0.9, 1.1), strict=True)
+    steps = [replace(one, measured_s=one.measured_s * off) for one, off in pairs]
+    fit = hpgo.fit_platform(steps)
+    assert fit.error_left_out > 0.9 * fit.error_before
+    assert "5 steps do not improve the estimates: their mean error goes from 8.1 % to 8.7 %" in fit.note
+
+
+STACK = "hpgo_stack: 1\nname: flash-3\ntitle: FlashAttention-3\nattention: 0.6\nseen: {H100: 3}\n"
+
+
+def test_a_stack_file_calibrates_and_its_platform_estimates_without_the_file(tmp_path, run) -> None:
+    file = tmp_path / "flash.yaml"
+    file.write_text(STACK, encoding="utf-8")
+    (tmp_path / "steps.yaml").write_text(STEPS.replace("model:", "stack: flash.yaml, model:"), encoding="utf-8")
+    done = run("llm", "calibrate", "steps.yaml", "-o", "p.yaml")
+    assert "Stack     flash-3: FlashAttention-3" in done.stdout
+    step = read_steps(tmp_path / "steps.yaml")[0]
+    known = hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=32, seq_length=8192, tp=2, stack=file)
+    assert step.predicted == known
+    assert known.step_s < hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=32, seq_length=8192, tp=2).step_s
+    again = hpgo.MeasuredStep.of("llama-3-8b", hpgo.Cluster.preset("h100:1"), known, 4.4, stack=file)
+    assert again == step
+    platform = hpgo.Platform.read(tmp_path / "p.yaml")
+    assert platform == hpgo.fit_platform(tmp_path / "steps.yaml").platform
+    assert platform.software_stack.attention == 0.6
+    file.unlink()
+    alone = hpgo.estimate_llm(MODEL, CLUSTER, tp=4, platform=platform, **ASKED)
+    assert (alone.stack, alone.measured_steps) == ("flash-3", 2)
+    file.write_text(STACK.replace("0.6", "0.5"), encoding="utf-8")
+    with pytest.raises(hpgo.errors.ArgumentError, match="`flash-3` with other values"):
+        hpgo.estimate_llm(MODEL, CLUSTER, tp=4, platform=platform, stack=file, **ASKED)
+    with pytest.raises(hpgo.errors.ArgumentError, match="stack `flash-3` is not known"):
+        hpgo.MeasuredStep.of("llama-3-8b", hpgo.Cluster.preset("h100:1"), known, 4.4)
+
+
+def test_paths_in_a_table_are_relative_to_its_folder(tmp_path, monkeypatch) -> None:
+    folder, elsewhere = tmp_path / "runs", tmp_path / "cwd"
+    folder.mkdir()
+    elsewhere.mkdir()
+    (folder / "mine.yaml").write_text(STACK, encoding="utf-8")
+    (folder / "gpus.json").write_text(json.dumps(hpgo.Cluster.preset("h100:1").document()), encoding="utf-8")
+    shape = {"hpgo_transformer": 1, **asdict(MODEL), "name": "ours"}
+    (folder / "model.json").write_text(json.dumps(shape), encoding="utf-8")
+    row = {"model": "model.json", "cluster": "gpus.json", "stack": "mine.yaml", "global_batch_size": 32,
+           "seq_length": 8192, "tp": 2, "seconds": 4.4}  # fmt: skip
+    (folder / "steps.json").write_text(json.dumps({"hpgo_steps": 1, "steps": [row]}), encoding="utf-8")
+    monkeypatch.chdir(elsewhere)
+    (step,) = read_steps("../runs/steps.json")
+    assert (step.model.name, step.stack, step.cluster.devices) == ("ours", "flash-3", 8)
+    (elsewhere / "steps.json").write_text((folder / "steps.json").read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(hpgo.errors.ArgumentError, match=r"step 1: file not found: `gpus.json`"):
+        read_steps("steps.json")
+
+
+def cluster_of_cloud(power: float, name: str = "cloud") -> hpgo.Cluster:
+    """H100s whose cluster file states other shares of the peak, as at a lower power limit."""
+    document = hpgo.Cluster.preset("h100:4").document()
+    types = {"H100-80GB": {"reached": {"bf16": 0.803 * power, "attention": 0.35 * power}, "scaled": True}}
+    return hpgo.Cluster.from_document(document | {"types": types, "name": name}, file=name)
+
+
+def test_a_platform_holds_only_for_the_rates_of_its_steps() -> None:
+    def fitted(*clusters: hpgo.Cluster) -> hpgo.Platform:
+        steps = []
+        for cluster in clusters:
+            one = hpgo.estimate_llm(MODEL, cluster, tp=2, **ASKED)
+            steps.append(hpgo.MeasuredStep.of(MODEL, cluster, one, 1.1 * one.step_s))
+        return hpgo.fit_platform(steps).platform
+
+    cloud, slower = cluster_of_cloud(0.85), cluster_of_cloud(0.7, "slower")
+    stock, changed = fitted(CLUSTER), fitted(cloud)
+    assert stock.rates is None
+    assert changed.rates is not None
+    for platform, cluster in ((stock, CLUSTER), (changed, cloud), (changed, cluster_of_cloud(0.85, "other"))):
+        assert hpgo.estimate_llm(MODEL, cluster, tp=4, platform=platform, **ASKED).measured_steps == 1
+    for platform, cluster in ((stock, cloud), (changed, CLUSTER), (changed, slower)):
+        with pytest.raises(hpgo.errors.ArgumentError, match="the platform's steps ran on `H100-80GB` with") as found:
+            hpgo.estimate_llm(MODEL, cluster, tp=4, platform=platform, **ASKED)
+        assert "calibrate with steps of this cluster" in found.value.hint
+    with pytest.raises(hpgo.errors.ArgumentError, match="the rates of the known card and rates of a cluster"):
+        fitted(CLUSTER, cloud)
+
+
+def test_a_platform_with_a_stack_file_and_own_rates_keeps_both_in_its_file(tmp_path) -> None:
+    (tmp_path / "mine.yaml").write_text(STACK, encoding="utf-8")
+    cluster = cluster_of_cloud(0.85)
+    one = hpgo.estimate_llm(MODEL, cluster, tp=2, stack=tmp_path / "mine.yaml", **ASKED)
+    step = hpgo.MeasuredStep.of(MODEL, cluster, one, 1.1 * one.step_s, stack=tmp_path / "mine.yaml")
+    platform = hpgo.fit_platform([step]).platform
+    platform.save(tmp_path / "p.yaml")
+    assert hpgo.Platform.read(tmp_path / "p.yaml") == platform
+    text = (tmp_path / "p.yaml").read_text(encoding="utf-8")
+    (tmp_path / "p.yaml").write_text(text.replace("attention: 0.6", "atention: 0.6"), encoding="utf-8")
+    with pytest.raises(hpgo.errors.ArgumentError, match="custom_stack: `atention` is unknown"):
+        hpgo.Platform.read(tmp_path / "p.yaml")
 
 
 def test_factors_of_experts_hold_for_their_model_only() -> None:

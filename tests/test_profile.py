@@ -373,14 +373,14 @@ def test_an_interrupted_measurement_goes_on_where_it_was(tmp_path: Path) -> None
 
 
 def test_as_many_processes_measure_at_once_as_will_run(tmp_path: Path) -> None:
-    most, before = 0, set(children())
+    maximum, before = 0, set(children())
 
     def count(_: float, __: str) -> None:
-        nonlocal most
-        most = max(most, len(set(children()) - before))
+        nonlocal maximum
+        maximum = max(maximum, len(set(children()) - before))
 
     profile = measured(SMALL["mlp"], batch_sizes=[2], ranks=2, progress=count)
-    assert most == 1
+    assert maximum == 1
     assert set(children()) == before
     assert "2 at once" in profile.source
 

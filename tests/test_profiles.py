@@ -326,8 +326,8 @@ def profiles(*, plain: bool = False) -> st.SearchStrategy[hpgo.Profile]:
             )
         )
 
-    most = 1 if plain else 3
-    return st.lists(st.integers(1, 2**32 - 1), min_size=1, max_size=most, unique=True).map(sorted).flatmap(of_sizes)
+    maximum = 1 if plain else 3
+    return st.lists(st.integers(1, 2**32 - 1), min_size=1, max_size=maximum, unique=True).map(sorted).flatmap(of_sizes)
 
 
 IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -27,16 +27,22 @@ SCHEDULES = ("1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb", "interleaved")
 
 def put(name: str, groups: list[list[int]], share: int = 0, world: int | None = None) -> hpgo.Program:
     """Twelve layers on groups of devices; each group runs as many stages as the schedule has chunks."""
-    chunks = 2 if name == "interleaved" else 1
+    virtual_stages_per_rank = 2 if name == "interleaved" else 1
     depth = len(groups)
-    orders = hpgo.schedule(name, ranks=depth, micro_batches=2 * depth, chunks=chunks if chunks > 1 else None)
+    schedule = hpgo.schedule(
+        name,
+        ranks=depth,
+        micro_batches=2 * depth,
+        virtual_stages_per_rank=virtual_stages_per_rank if virtual_stages_per_rank > 1 else None,
+    )
     size = share or max(map(len, groups))
-    ends = [len(LAYERS) * stage // orders.stages for stage in range(orders.stages + 1)]
+    ends = [len(LAYERS) * stage // schedule.stages for stage in range(schedule.stages + 1)]
     stages = [
-        (LAYERS[ends[stage] : ends[stage + 1]], groups[orders.rank_of_stage[stage]]) for stage in range(orders.stages)
+        (LAYERS[ends[stage] : ends[stage + 1]], groups[schedule.rank_of_stage[stage]])
+        for stage in range(schedule.stages)
     ]
     return hpgo.program(
-        orders,
+        schedule,
         stages,
         pipeline_micro_batch_size=size,
         global_batch_size=size * 2 * depth,
@@ -122,18 +128,18 @@ def programs(draw: st.DrawFn) -> hpgo.Program:
     if name in {"zb_v", "hanayo", "dualpipe", "chimera"}:
         depth += depth % 2
     micro_batches = depth * draw(st.integers(2, 3)) * (2 if name in {"dualpipe", "chimera"} else 1)
-    orders = hpgo.schedule(name, ranks=depth, micro_batches=micro_batches)
+    schedule = hpgo.schedule(name, ranks=depth, micro_batches=micro_batches)
     replicas = draw(st.lists(st.integers(1, 4), min_size=depth, max_size=depth))
     devices = draw(st.permutations(range(sum(replicas) + draw(st.integers(0, 2)))))
     groups = [devices[sum(replicas[:at]) : sum(replicas[: at + 1])] for at in range(depth)]
     size = max(replicas) + draw(st.integers(0, 5))
-    length = orders.stages_per_pipeline
+    length = schedule.stages_per_pipeline
     layers = [[f"{stage}.{at}" for at in range(draw(st.integers(1, 3)))] for stage in range(length)]
     return hpgo.program(
-        orders,
-        [(layers[stage % length], groups[orders.rank_of_stage[stage]]) for stage in range(orders.stages)],
+        schedule,
+        [(layers[stage % length], groups[schedule.rank_of_stage[stage]]) for stage in range(schedule.stages)],
         pipeline_micro_batch_size=size,
-        global_batch_size=size * orders.total_micro_batches,
+        global_batch_size=size * schedule.total_micro_batches,
         nodes=(len(devices),),
     )
 
@@ -174,7 +180,7 @@ def test_every_rank_runs_its_schedule_ranks_actions_in_order(program: hpgo.Progr
         row = program.schedule.rank_of_stage[mine.stages[0].stage]
         halves = [
             text
-            for entry in program.schedule.orders[row]
+            for entry in program.schedule.action_lists[row]
             for text in entry.removesuffix("OVERLAP_F_B").strip("()").split(";")
         ]
         assert [f"{action.stage}{action.kind}{action.micro_batch}" for action in mine.actions] == halves
@@ -297,7 +303,7 @@ def test_damaged_programs_are_refused_with_their_name(tmp_path: Path) -> None:
         {"stages": []},
         {"stages": [good["stages"][0] | {"rows": [[0, 1]]}, good["stages"][1]]},
         {"stages": [good["stages"][0] | {"rows": [[0]]}, good["stages"][1]]},
-        {"schedule": good["schedule"] | {"orders": ["0F0"]}},
+        {"schedule": good["schedule"] | {"action_lists": ["0F0"]}},
         {"schedule": good["schedule"] | {"stages_per_pipeline": 1}},
         {"schedule": good["schedule"] | {"synchronization": "trot"}},
         {"costs": {"forward_s": 1}},

@@ -58,7 +58,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "plan": ("x.json", hpgo.Plan.read),
     "chain plan": ("x.json", hpgo.ChainPlan.read),
     "program": ("x.json", hpgo.Program.read),
-    "orders": ("x.csv", hpgo.Schedule.read),
+    "schedules": ("x.csv", hpgo.Schedule.read),
     "timeline as JSON": ("x.timeline.json", hpgo.Timeline.read),
     "timeline as arrays": ("x.npz", hpgo.Timeline.read),
     "models": ("x.yml", lambda path: hosts("models", path)),
@@ -127,7 +127,7 @@ JUNK = {
         ["a0: &a0 [lol, lol]", *(f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 9)}]" for at in range(1, 30))]
     ).encode(),
     "laughs in keys": (
-        b"hpgo_profile: &a [1, 1]\nhpgo_cluster: &b [*a, *a]\nlayers: &c [*b, *b, *b]\nmachines: [*c, *c, *c]\n"
+        b"hpgo_profile: &a [1, 1]\nhpgo_cluster: &b [*a, *a]\nlayers: &c [*b, *b, *b]\nnodes: [*c, *c, *c]\n"
         b"batch_sizes: *c\nforward_times: *c\nm: *c\nt: *c\nlines: *c\n"
     ),
     "an alias of itself": b"a: &a [*a]",
@@ -207,8 +207,8 @@ def test_dumps_recorded_from_torch_are_their_compute_entries_with_waits_or_witho
         plain = [[one for one in rank.split() if re.fullmatch(r"\d+[FBIW]\d+|\(.*", one)] for rank in actions]
         waits = [re.sub(r"(\d+)(SEND_[FB]\d+)", r"\1\2 \1WAIT_\2", rank) for rank in actions]
         waits = [re.sub(r"(\d+)(REDUCE_GRAD)", r"\1\2 \1WAIT_\2", rank) for rank in waits]
-        assert hpgo.Schedule.from_text("\n".join(actions)).orders == plain
-        assert hpgo.Schedule.from_text("\n".join(waits)).orders == plain
+        assert hpgo.Schedule.from_text("\n".join(actions)).action_lists == plain
+        assert hpgo.Schedule.from_text("\n".join(waits)).action_lists == plain
 
 
 @pytest.mark.parametrize("entry", ["0WAIT_RECV_F0", "0WAIT_SEND_I0", "0WAIT_SEND_F", "0WAIT_REDUCE_GRAD0", "0WAIT"])

@@ -102,7 +102,7 @@ def test_a_report_names_every_stage_and_every_fact(bert: hpgo.Plan) -> None:
         "every cut between layers; every placement",
         "stage 0 computes for 95.8 % of the step",
         "data parallelism 1.11 s, 33 % longer",
-        "straight pipeline 1.01 s, 21 % longer",
+        "pipeline parallelism only 1.01 s, 21 % longer",
     ):
         assert words in text
 
@@ -282,9 +282,9 @@ def test_hosts_alike_share_a_row_with_their_longest_times_and_fullest_memory() -
     plan = hpgo.partition("bert-48", "dapple-c:8")
     columns, rows = chain_report.rows(plan)
     assert [row[:4] for row in rows] == [
-        (1, "machine0", "V100-16GB", "1-10"),
-        ("2–7", "machine1 … machine6", "V100-16GB", "11-46, 6 each"),
-        (8, "machine7", "V100-16GB", "47-53"),
+        (1, "node0", "V100-16GB", "1-10"),
+        ("2–7", "node1 … node6", "V100-16GB", "11-46, 6 each"),
+        (8, "node7", "V100-16GB", "47-53"),
     ]
     middle = plan.stages[1:7]
     said = dict(zip(columns, rows[1], strict=True))

@@ -51,11 +51,11 @@ def questions(draw: st.DrawFn) -> tuple[hpgo.Profile, hpgo.Cluster, dict[str, An
     memory = draw(st.sampled_from([1e9, 60.0, 40.0]))
     size = draw(st.sampled_from([1, 2]))
     rates = draw(st.sampled_from([(1e-7, 1e-8), (1e-8, 1e-9)]))
-    machines = tuple(Node(Device(f"d{speed}", memory, speed), size) for speed in speeds)
+    nodes = tuple(Node(Device(f"d{speed}", memory, speed), size) for speed in speeds)
     cluster = hpgo.Cluster.of(
         nodes=2, devices_per_node=size, intra_gbit_s=rates[0], inter_gbit_s=rates[1], memory=memory
     )
-    cluster = hpgo.Cluster("toy", machines, cluster.intra, cluster.inter)
+    cluster = hpgo.Cluster("toy", nodes, cluster.intra, cluster.inter)
     options = {
         "global_batch_size": draw(st.sampled_from([4, 6, 8])),
         "recompute": draw(st.booleans()),
@@ -138,8 +138,8 @@ def test_a_plan_for_a_launcher_is_what_it_runs_no_shorter_than_any_and_its_expor
         <= restriction.unrestricted_step_s * ROUNDING
         <= plan.step_s * ROUNDING**2
     )
-    least, most = restriction.costs(plan.step_s) or (1, 0)
-    assert 0 <= least <= most
+    minimum, maximum = restriction.costs(plan.step_s) or (1, 0)
+    assert 0 <= minimum <= maximum
     assert hpgo.Plan.from_json(plan.to_json()) == plan
     assert all(export.files(plan, name).values())
 
@@ -169,11 +169,11 @@ def test_a_plan_that_nobody_but_a_launcher_of_ones_own_runs_is_told_from_one_tha
     assert len({stage.replicas for stage in free.stages}) > 1
     assert len({stage.replicas for stage in plan.stages}) == 1
     assert plan.restriction is not None
-    least, most = plan.restriction.costs(plan.step_s) or (0.0, 0.0)
+    minimum, maximum = plan.restriction.costs(plan.step_s) or (0.0, 0.0)
     assert free.lower_bound_s is not None
-    assert least == pytest.approx(plan.step_s / free.step_s - 1)
-    assert most == pytest.approx(plan.step_s / free.lower_bound_s - 1)
-    assert f"make the step at most {100 * most:.0f} % longer" in " ".join(str(plan).split())
+    assert minimum == pytest.approx(plan.step_s / free.step_s - 1)
+    assert maximum == pytest.approx(plan.step_s / free.lower_bound_s - 1)
+    assert f"make the step at most {100 * maximum:.0f} % longer" in " ".join(str(plan).split())
 
 
 def test_what_a_launcher_lacks_is_refused_before_the_search() -> None:
@@ -219,9 +219,9 @@ def test_a_deadline_leaves_out_the_comparison_rather_than_the_plan() -> None:
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_inference_is_cut_between_blocks_with_one_a_stage_at_least(name: str) -> None:
-    machines = tuple(Node(Device(f"d{at}", 16e9, 1.0 + at), 1, f"host{at}") for at in range(3))
+    nodes = tuple(Node(Device(f"d{at}", 16e9, 1.0 + at), 1, f"host{at}") for at in range(3))
     dapple = hpgo.Cluster.preset("dapple-a")
-    cluster = hpgo.Cluster("mixed", machines, dapple.intra, dapple.inter)
+    cluster = hpgo.Cluster("mixed", nodes, dapple.intra, dapple.inter)
     profile = hpgo.read_profile("bert-48")
     plan = hpgo.partition(profile, cluster, framework=name)
     free = hpgo.partition(profile, cluster)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its limits")
 
 def limited(words: list[str], gib: float, cwd: Path) -> subprocess.CompletedProcess[str]:
     """What a Python does that may take so much memory."""
-    most = int(gib * 2**30)
+    maximum = int(gib * 2**30)
     return subprocess.run(
         [sys.executable, *words],
         capture_output=True,
@@ -25,7 +25,7 @@ def limited(words: list[str], gib: float, cwd: Path) -> subprocess.CompletedProc
         timeout=300,
         cwd=cwd,
         check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (maximum, maximum)),
     )
 
 
@@ -56,12 +56,12 @@ def test_what_does_not_fit_is_refused_with_both_numbers(tmp_path: Path, words: s
 def test_python_gets_an_error_that_it_can_handle_and_goes_on(tmp_path: Path) -> None:
     script = """
 import hpgo
-orders = hpgo.schedule("1f1b", ranks=16, micro_batches=65536)
-run = hpgo.simulate(orders)
+schedule = hpgo.schedule("1f1b", ranks=16, micro_batches=65536)
+run = hpgo.simulate(schedule)
 run.save("small.svg")
 for large in (
     lambda: hpgo.schedule("1f1b", ranks=100, micro_batches=500_000),
-    lambda: hpgo.simulate(orders, iterations=60),
+    lambda: hpgo.simulate(schedule, iterations=60),
     lambda: run.to_json(),
     lambda: run.save("run.timeline.json"),
     lambda: run.save("trace.json"),

@@ -78,10 +78,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run")
     (path / "mine.py").write_text(MODEL)
     for name, groups in {"one": [[0]], "two": [[0], [1]], "three-one": [[0, 1, 2], [3]]}.items():
-        orders = hpgo.schedule("1f1b", ranks=len(groups), micro_batches=4)
+        schedule = hpgo.schedule("1f1b", ranks=len(groups), micro_batches=4)
         cut = [LAYERS] if len(groups) == 1 else [LAYERS[:3], LAYERS[3:]]
         stages = list(zip(cut, groups, strict=True))
-        hpgo.program(orders, stages, pipeline_micro_batch_size=7, global_batch_size=28).save(path / f"{name}.json")
+        hpgo.program(schedule, stages, pipeline_micro_batch_size=7, global_batch_size=28).save(path / f"{name}.json")
     return path
 
 
@@ -209,9 +209,9 @@ def test_what_goes_wrong_in_one_rank_is_said_once_and_ends_all(
 
 
 def test_torchs_pipelining_measures_and_tells_as_the_engine_does(folder: Path, runs: Runs) -> None:
-    orders = hpgo.schedule("zb_h1", ranks=2, micro_batches=4)
+    schedule = hpgo.schedule("zb_h1", ranks=2, micro_batches=4)
     program = hpgo.program(
-        orders, [(LAYERS[:3], [0, 1]), (LAYERS[3:], [2, 3])], pipeline_micro_batch_size=7, global_batch_size=28
+        schedule, [(LAYERS[:3], [0, 1]), (LAYERS[3:], [2, 3])], pipeline_micro_batch_size=7, global_batch_size=28
     )
     program.save(folder / "even.json")
     words = ("even.json", *WORKLOAD, "--steps", "3", "--dtype", "float64", "--json", "--timeline", "torch.npz")

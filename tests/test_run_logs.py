@@ -130,7 +130,7 @@ def test_every_format_gives_the_median_of_steps_after_the_warm_up(kind: str, tmp
     assert "after 3 of warm-up" in step.source
 
 
-def test_megatron_states_its_configuration_and_options_override_it(tmp_path) -> None:
+def test_megatron_states_its_configuration_and_implies_the_stack(tmp_path) -> None:
     path = tmp_path / "run.log"
     path.write_text(megatron(*SLOW_S, *[4.4] * 9), encoding="utf-8")
     read = hpgo.MeasuredStep.from_log(path, "llama-3-8b", CLUSTER)
@@ -138,8 +138,136 @@ def test_megatron_states_its_configuration_and_options_override_it(tmp_path) -> 
     assert (found.parallelism.tp, found.parallelism.dp, found.global_batch_size, found.seq_length) == (2, 4, 32, 8192)
     assert (found.parallelism.sequence_parallel, found.parallelism.zero_stage) == (True, 1)
     assert read.stack == "te-hopper"
-    given = hpgo.MeasuredStep.from_log(path, "llama-3-8b", CLUSTER, tp=4, stack="default")
-    assert (given.predicted.parallelism.tp, given.predicted.parallelism.dp, given.stack) == (4, 2, "default")
+    given = hpgo.MeasuredStep.from_log(path, "llama-3-8b", CLUSTER, tp=2, vpp=1, stack="default")
+    assert (given.predicted.parallelism, given.stack) == (found.parallelism, "default")
+
+
+SIZES = {"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "ffn_hidden_size": 14336}
+
+
+def of_megatron(path, model: str = "llama-3-8b", **values: object) -> hpgo.MeasuredStep:
+    """The step of a log of Megatron-LM with other arguments, read with those whose name ends in `_given`."""
+    given = {name.removesuffix("_given"): values.pop(name) for name in list(values) if name.endswith("_given")}
+    known = dict(line.strip().split(f" {'.' * 3}", 1) for line in ARGUMENTS.splitlines()[1:-1])
+    known = {name: value.lstrip(".").strip() for name, value in known.items()} | values
+    text = megatron(*SLOW_S, *[4.4] * 9).replace(ARGUMENTS, arguments(**known))
+    path.write_text(text, encoding="utf-8")
+    return hpgo.MeasuredStep.from_log(path, model, CLUSTER, **given)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tp_given": 4}, "states tp 2, but tp is given as 4"),
+        ({"seq_length_given": 4096}, "states seq_length 8192, but seq_length is given as 4096"),
+        ({"global_batch_size_given": 64}, "states global_batch_size 32, but global_batch_size is given as 64"),
+        ({"recompute_given": "full"}, "states recompute .none., but recompute is given as .full."),
+        ({"overlap_grad_reduce": False, "overlap_dp_comm_given": True},
+         "states overlap_dp_comm false, but overlap_dp_comm is given as true"),
+        ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params", "zero_stage_given": 1},
+         "states zero_stage 3, but zero_stage is given as 1"),
+        ({"recompute_granularity": "selective", "recompute_modules": "['mlp', 'layernorm']",
+          "recompute_modules_given": ["mlp"]}, "states recompute_modules layernorm and mlp, but .* is given as mlp"),
+        (SIZES | {"hidden_size": 8192}, "states 8192 for hidden of the model, but `llama-3-8b` has 4096"),
+        (SIZES | {"num_layers": 16}, "states 16 for layers of the model, but `llama-3-8b` has 32"),
+        ({"num_experts": 8}, "states 8 for experts of the model, but `llama-3-8b` has 0"),
+        ({"tp_comm_overlap": False, "stack_given": "te-hopper"}, "states tp_comm_overlap False"),
+    ],
+)  # fmt: skip
+def test_options_and_models_that_contradict_a_log_are_errors(tmp_path, values, message: str) -> None:
+    with pytest.raises(hpgo.errors.ArgumentError, match=message) as found:
+        of_megatron(tmp_path / "run.log", **values)
+    assert found.value.hint
+
+
+def test_a_run_without_experts_is_none_of_a_model_with_experts(tmp_path) -> None:
+    with pytest.raises(hpgo.errors.ArgumentError, match="states 0 for experts of the model, but `mixtral-8x7b` has 8"):
+        of_megatron(tmp_path / "run.log", "mixtral-8x7b", num_experts=None)
+
+
+def test_what_megatron_prints_is_used_where_options_leave_it_open(tmp_path) -> None:
+    step = of_megatron(
+        tmp_path / "run.log", **SIZES, recompute_granularity="selective", recompute_modules="['mlp']",
+        overlap_grad_reduce=False, grad_reduce_in_bf16=True, recompute_modules_given=("mlp",),
+    )  # fmt: skip
+    config = step.predicted.parallelism
+    assert (config.recompute, config.recompute_modules) == ("selective", ("mlp",))
+    assert (config.overlap_dp_comm, config.grad_reduce_in_bf16) == (False, True)
+
+
+def test_megatron_recomputes_core_attention_by_default_once_it_has_modules(tmp_path) -> None:
+    path = tmp_path / "run.log"
+    config = of_megatron(path, recompute_granularity="selective", recompute_modules=None).predicted.parallelism
+    assert config.recompute_modules == ("core_attn",)
+    config = of_megatron(path, recompute_granularity="selective").predicted.parallelism
+    assert config.recompute_modules == (), "versions without modules skip fused attention"
+
+
+@pytest.mark.parametrize(
+    ("overlap", "tp", "stack"),
+    [(True, 2, "te-hopper"), (False, 2, "te-hopper-no-tp-overlap"), (False, 1, "te-hopper"), (None, 2, "te-hopper")],
+)
+def test_tp_comm_overlap_of_a_log_selects_the_stack(tmp_path, overlap: bool | None, tp: int, stack: str) -> None:
+    found = of_megatron(
+        tmp_path / "run.log", tensor_model_parallel_size=tp, sequence_parallel=tp > 1, tp_comm_overlap=overlap
+    )
+    assert found.stack == stack
+    if stack != "te-hopper":
+        hidden = of_megatron(tmp_path / "run.log", tp_comm_overlap=True).predicted.time_by_term_s
+        assert dict(found.predicted.time_by_term_s)["tp_comm"] > 2 * dict(hidden)["tp_comm"]
+
+
+def test_a_log_of_two_settings_is_refused_and_names_both(tmp_path) -> None:
+    first = megatron(*SLOW_S, *[4.4] * 9)
+    second = first.replace(f"tensor_model_parallel_size {'.' * 22} 2", f"tensor_model_parallel_size {'.' * 22} 4")
+    with pytest.raises(hpgo.errors.ArgumentError) as found:
+        parse_log(first + second, "run.log")
+    line = (first + second).splitlines().index(f"  tensor_model_parallel_size {'.' * 22} 4") + 1
+    assert "run.log has steps of two runs or settings: tensor_model_parallel_size is 2 in line" in found.value.message
+    assert found.value.message.endswith(f"but 4 in line {line}")
+    assert f"line {line}" in found.value.hint
+    # A run that continues from its checkpoint prints the same arguments again, and its time stays.
+    assert len(parse_log(first + first, "run.log").numbers) == 24
+
+
+def test_a_batch_that_grows_is_no_single_setting() -> None:
+    text = megatron(*[4.4] * 9).replace("global batch size:    32", "global batch size:    16", 3)
+    with pytest.raises(hpgo.errors.ArgumentError, match=r"global_batch_size is 32 in line .*, but 16 in line"):
+        parse_log(text, "run.log")
+
+
+@pytest.mark.parametrize("order", [("nemo", "torchtitan"), ("torchtitan", "pipeline"), ("throughput", "megatron")])
+def test_a_log_of_two_frameworks_is_refused_and_names_both(order: tuple[str, str]) -> None:
+    texts = [WRITERS[kind](*SLOW_S, *[4.4] * 9) for kind in order]
+    with pytest.raises(hpgo.errors.ArgumentError, match="of two runs") as found:
+        parse_log("\n".join(texts), "run.log")
+    names = [{"pipeline": "deepspeed", "throughput": "deepspeed"}.get(kind, kind) for kind in order]
+    assert all(f"of {name}" in found.value.message for name in names)
+
+
+def test_steps_of_one_run_that_two_frameworks_print_are_read() -> None:
+    """Megatron-DeepSpeed prints the lines of both, those of DeepSpeed before Megatron-LM's."""
+    pairs = zip(throughput(*[4.4] * 9).splitlines(), megatron(*[4.4] * 9).splitlines()[-9:], strict=True)
+    log = parse_log("\n".join(line for pair in pairs for line in pair), "run.log")
+    assert (log.framework, len(log.numbers)) == ("megatron", 9)
+
+
+@pytest.mark.parametrize("kind", ["megatron", "nemo", "torchtitan", "pipeline", "throughput"])
+def test_steps_that_are_counted_again_with_another_time_are_a_second_run(kind: str) -> None:
+    write = WRITERS[kind]
+    with pytest.raises(hpgo.errors.ArgumentError, match="again, and the median of the lines from there on is"):
+        parse_log(write(*SLOW_S, *[4.4] * 9) + write(*SLOW_S, *[2.2] * 9), "run.log")
+    assert len(parse_log(write(*SLOW_S, *[4.4] * 9) + write(*SLOW_S, *[4.5] * 9), "run.log").numbers) == 24
+
+
+def test_the_choice_of_torchtitan_that_its_log_leaves_open_may_be_given(tmp_path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(titan(*SLOW_S, *[4.4] * 9), encoding="utf-8")
+    given = {"zero_stage": 2, "recompute": "full", "recompute_every": 2}
+    config = hpgo.MeasuredStep.from_log(path, "llama-3-8b", CLUSTER, **given).predicted.parallelism
+    assert {name: getattr(config, name) for name in given} == given
+    with pytest.raises(hpgo.errors.ArgumentError, match="states tp 2"):
+        hpgo.MeasuredStep.from_log(path, "llama-3-8b", CLUSTER, tp=4)
 
 
 @pytest.mark.parametrize(("method", "layers"), [("block", 3), ("uniform", None)])
@@ -241,8 +369,7 @@ def test_malformed_lines_never_crash(seed: int, kind: str, share: float) -> None
     try:
         log = parse_log(text[: rng.randrange(len(text))], "run.log")
     except hpgo.errors.ArgumentError as error:
-        if "no line with the time of a step" not in error.message:
-            raise
+        assert "no line with the time of a step" in error.message or "of two runs or settings" in error.message  # noqa: PT017
         return
     seconds, how = log.seconds(global_batch_size=32, seq_length=8192, gpus=8)
     assert 0 < seconds < float("inf")

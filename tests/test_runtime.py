@@ -47,26 +47,29 @@ def put(
     """A case: the layers of a workload on groups of devices, each of which runs as many stages as the schedule says."""
     of = Workload.read(f"runtime_models:{workload}")
     ranks = len(groups)
-    orders = hpgo.schedule(
-        name, ranks=ranks, micro_batches=micro_batches or 2 * ranks, chunks=2 if name in CHUNKED else None
+    schedule = hpgo.schedule(
+        name,
+        ranks=ranks,
+        micro_batches=micro_batches or 2 * ranks,
+        virtual_stages_per_rank=2 if name in CHUNKED else None,
     )
-    length, layers = orders.stages_per_pipeline, of.layers
+    length, layers = schedule.stages_per_pipeline, of.layers
     chance: random.Random | None = how.pop("cuts", None)
     ends = [
         [len(layers) * stage // length for stage in range(length + 1)]
         if chance is None
         else [0, *sorted(chance.sample(range(1, len(layers)), length - 1)), len(layers)]
-        for _ in orders.micro_batches
+        for _ in schedule.micro_batches
     ]
     size = share or max(map(len, groups))
     program = hpgo.program(
-        orders,
+        schedule,
         [
-            (layers[slice(*ends[stage // length][stage % length :][:2])], groups[orders.rank_of_stage[stage]])
-            for stage in range(orders.stages)
+            (layers[slice(*ends[stage // length][stage % length :][:2])], groups[schedule.rank_of_stage[stage]])
+            for stage in range(schedule.stages)
         ],
         pipeline_micro_batch_size=size,
-        global_batch_size=size * orders.total_micro_batches,
+        global_batch_size=size * schedule.total_micro_batches,
         nodes=(world,),
         recompute=how.pop("recompute", False),
         shard_optimizer=how.pop("shard_optimizer", False),
@@ -391,12 +394,14 @@ def test_a_run_says_what_is_wrong_with_its_plan_and_options() -> None:
 
 def on(name: str, *stages: tuple[list[int], list[range]]) -> hpgo.Program:
     """The chain on these devices, with these rows of three."""
-    orders = hpgo.schedule(name, ranks=2, micro_batches=4, chunks=2 if name in CHUNKED else None)
+    schedule = hpgo.schedule(name, ranks=2, micro_batches=4, virtual_stages_per_rank=2 if name in CHUNKED else None)
     of = Workload.read("runtime_models:chain").layers
     cut = [of[len(of) * at // len(stages) : len(of) * (at + 1) // len(stages)] for at in range(len(stages))]
-    layers = [cut[at] if name not in TWO_CHAINS else of[4 * (at % 2) : 4 * (at % 2) + 4] for at in range(orders.stages)]
+    layers = [
+        cut[at] if name not in TWO_CHAINS else of[4 * (at % 2) : 4 * (at % 2) + 4] for at in range(schedule.stages)
+    ]
     program = hpgo.program(
-        orders, list(zip(layers, [devices for devices, _ in stages], strict=True)),
+        schedule, list(zip(layers, [devices for devices, _ in stages], strict=True)),
         pipeline_micro_batch_size=3, global_batch_size=12,
     )  # fmt: skip
     rows = [tuple(those) or stage.rows for stage, (_, those) in zip(program.stages, stages, strict=True)]

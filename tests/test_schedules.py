@@ -47,10 +47,7 @@ def test_examples_in_the_documentation_run(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_documented_table_is_the_table_of_the_program() -> None:
     page = (ROOT / "docs/schedules.md").read_text()
-    rows = [
-        f"| `{row.name}` | {row.summary} ({row.source}) | {row.limits} | {row.peak} | {row.bubble} |"
-        for row in hpgo.schedules()
-    ]
+    rows = [f"| `{row.name}` | {row.summary} | {row.limits} | {row.peak} | {row.bubble} |" for row in hpgo.schedules()]
     assert "\n".join(rows) in page
 
 
@@ -62,9 +59,9 @@ def test_every_family_is_listed_and_shown(name: str) -> None:
     shown = CliRunner().invoke(command, ["show", name, "--json"])
     facts = json.loads(shown.output)
     assert facts["name"] == name
-    assert len(facts["orders"]) == facts["ranks"] == 4
+    assert len(facts["action_lists"]) == facts["ranks"] == 4
     text = CliRunner().invoke(command, ["show", name, "--csv"]).output
-    assert hpgo.Schedule.from_text(text).orders == facts["orders"]
+    assert hpgo.Schedule.from_text(text).action_lists == facts["action_lists"]
 
 
 def test_the_table_is_there_for_machines() -> None:
@@ -76,17 +73,27 @@ def test_the_table_is_there_for_machines() -> None:
     name=st.sampled_from(NAMES),
     ranks=st.integers(0, 9),
     micro_batches=st.integers(0, 40),
-    chunks=st.none() | st.integers(0, 5),
+    virtual_stages_per_rank=st.none() | st.integers(0, 5),
     group_size=st.none() | st.integers(0, 9),
-    cap=st.none() | st.integers(0, 9),
+    activation_limit=st.none() | st.integers(0, 9),
 )
 @settings(max_examples=200)
 def test_any_request_gives_a_valid_schedule_or_an_error_with_a_way_out(
-    name: str, ranks: int, micro_batches: int, chunks: int | None, group_size: int | None, cap: int | None
+    name: str,
+    ranks: int,
+    micro_batches: int,
+    virtual_stages_per_rank: int | None,
+    group_size: int | None,
+    activation_limit: int | None,
 ) -> None:
     try:
         built = hpgo.schedule(
-            name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, group_size=group_size, cap=cap
+            name,
+            ranks=ranks,
+            micro_batches=micro_batches,
+            virtual_stages_per_rank=virtual_stages_per_rank,
+            group_size=group_size,
+            activation_limit=activation_limit,
         )
     except hpgo.errors.ArgumentError as error:
         assert error.hint  # noqa: PT017 -- either outcome is right
@@ -145,7 +152,7 @@ def test_orders_fitted_to_any_durations_can_be_run(data: st.DataObject, ranks: i
     family = data.draw(st.sampled_from([family for family in hpgo.schedules() if "durations" in family.options]))
     time_s = st.one_of(st.sampled_from([0.0, 1e-300, 1e-9, 1.0, 1e9, 1e15]), st.floats(0, 10))
     each = st.lists(time_s, min_size=2 * ranks, max_size=2 * ranks)
-    stages = 2 * ranks if family.chunks == "2" else ranks
+    stages = 2 * ranks if family.virtual_stages_per_rank == "2" else ranks
     columns = [tuple(data.draw(each)[:stages]) for _ in range(3)]
     durations = hpgo.Durations(*columns, transfer_s=data.draw(time_s))
     built = hpgo.schedule(family.name, ranks=ranks, micro_batches=micro_batches, durations=durations)
@@ -213,7 +220,7 @@ def test_what_crosses_ranks_is_sent_once_after_it_is_made_and_received_once_befo
 ) -> None:
     built = hpgo.schedule(name, ranks=3, micro_batches=6)
     lists = built.with_transfers(deferred_receives=deferred)
-    assert hpgo.Schedule.from_text("\n".join(map(" ".join, lists))).orders == built.orders
+    assert hpgo.Schedule.from_text("\n".join(map(" ".join, lists))).action_lists == built.action_lists
     last = built.stages - 1
     made, read = set(), set()
     for listed in lists:
@@ -243,7 +250,7 @@ def test_recorded_lists_with_transfers_are_read(reference: Path) -> None:
         computed = [
             [cell for cell in rank.split() if not re.search("SEND|RECV|SHARD|REDUCE", cell)] for rank in row["actions"]
         ]
-        assert read.orders == computed
+        assert read.action_lists == computed
 
 
 def test_sends_and_receives_stand_where_torch_places_them(reference: Path) -> None:
@@ -318,7 +325,7 @@ def test_a_layout_runs_as_megatron_would() -> None:
     layout = hpgo.PipelineLayout.from_text("Et*2|(tt|)*14t,mL")
     assert len(layout.stages) == 16
     assert layout.schedule(ranks=4, micro_batches=8) == hpgo.schedule(
-        "interleaved", ranks=4, micro_batches=8, chunks=4, group_size=4
+        "interleaved", ranks=4, micro_batches=8, virtual_stages_per_rank=4, group_size=4
     )
     assert layout.schedule(ranks=16, micro_batches=8) == hpgo.schedule("1f1b", ranks=16, micro_batches=8)
     with refused(hpgo.errors.ArgumentError, "invalid_argument", "16", "5"):

@@ -107,7 +107,11 @@ def test_the_page_works_without_scripts(browser, server) -> None:
         ("p2p_time=1,2", "Latency of a message", "`Latency of a message` has 2 numbers, but `1f1b` has 3 edges"),
         ("memory_cap=1,2", "Memory cap", "`Memory cap` has 2 numbers"),
         ("weight_bytes=much", "Weights and state", "`Weights and state`: `much` is no size"),
-        ("schedule=interleaved&chunks=1", "Chunks a rank", "leave `Chunks a rank` out"),
+        (
+            "schedule=interleaved&virtual_stages_per_rank=1",
+            "Virtual stages per rank",
+            "leave `Virtual stages per rank` out",
+        ),
         ("schedule=dualpipe&num_stages=3", "dualpipe", "it needs p even"),
         ("schedule=", "gpipe", "no schedule is chosen; choose one, or several to compare them"),
         ("plan=0123", "Plan", "this server holds no plan `0123`; load the plan's file again"),

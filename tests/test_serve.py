@@ -94,7 +94,7 @@ def got(served: Served, path: str, headers: dict[str, str]) -> int:
         ("num_stages=10001&num_batches=1", "10,001 ranks"),
         ("num_stages=1001&num_batches=1000", "2,002,000 actions"),
         ("iterations=1000000", "64,000,000 actions"),
-        ("chunks=1000000", "64,000,000 actions"),
+        ("virtual_stages_per_rank=1000000", "64,000,000 actions"),
         ("schedule=1f1b&schedule=gpipe&num_stages=5001&num_batches=1", "10,002 ranks"),
     ],
 )

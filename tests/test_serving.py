@@ -40,10 +40,10 @@ def model(blocks: int) -> hpgo.Profile:
 
 def hosts(speeds: list[float], names: list[str] | None = None) -> hpgo.Cluster:
     """A machine with one device for each speed."""
-    machines = tuple(
+    nodes = tuple(
         Node(Device(f"d{at}", 16e9, speed), 1, names[at] if names else f"host{at}") for at, speed in enumerate(speeds)
     )
-    return hpgo.Cluster("mixed", machines, Link(1e9, 1e9), Link(1e9, 1e9))
+    return hpgo.Cluster("mixed", nodes, Link(1e9, 1e9), Link(1e9, 1e9))
 
 
 def served(blocks: int, speeds: list[float], engine: str = "vllm") -> hpgo.ChainPlan:
@@ -168,8 +168,8 @@ def test_accelerates_device_map_places_every_weight() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_stages_on_one_machine_are_told_their_gpus_in_order(engine: str, tmp_path: Path) -> None:
-    machine = Node(Device("fast", 16e9), 3, "box")
-    cluster = hpgo.Cluster("box", (machine,), Link(1e9, 1e9), Link(1e9, 1e9))
+    node = Node(Device("fast", 16e9), 3, "box")
+    cluster = hpgo.Cluster("box", (node,), Link(1e9, 1e9), Link(1e9, 1e9))
     plan = hpgo.partition(model(9), cluster, framework=engine)
     turned = replace(plan, stages=plan.stages[::-1])
     order = [int(stage.hosts[0].removeprefix("box:")) for stage in turned.stages]
@@ -182,8 +182,8 @@ def test_stages_on_one_machine_are_told_their_gpus_in_order(engine: str, tmp_pat
 
 
 def test_groups_of_gpus_share_layers_or_are_refused(tmp_path: Path) -> None:
-    machine = Node(Device("group", 64e9), 2, "box")
-    cluster = hpgo.Cluster("box", (machine,), Link(1e9, 1e9), Link(1e9, 1e9), gpus_per_device=4)
+    node = Node(Device("group", 64e9), 2, "box")
+    cluster = hpgo.Cluster("box", (node,), Link(1e9, 1e9), Link(1e9, 1e9), gpus_per_device=4)
     for engine in ENGINES:
         plan = hpgo.partition(replace(model(8), gpus_per_device=4), cluster, framework=engine)
         assert plan.gpus_per_device == 4
@@ -223,8 +223,8 @@ def test_a_training_plan_is_served_with_a_note(engine: str) -> None:
     plan = hpgo.evaluate(model(6), hosts([1.0, 1.0]), [(3, [1]), (5, [0])], global_batch_size=4)
     text = main(plan, engine)
     assert "a training plan" in text
-    assert "stage 0 on machine1: 2 blocks" in text
-    assert "stage 1 on machine0: 4 blocks" in text
+    assert "stage 0 on node1: 2 blocks" in text
+    assert "stage 1 on node0: 4 blocks" in text
 
 
 @pytest.mark.parametrize("name", ["x\ntouch pwned", "`touch pwned`", "'''\nimport os", "$(touch pwned)"])

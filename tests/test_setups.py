@@ -25,8 +25,14 @@ TEXTS = [
     {"forward_times": "1,2,3", "transfer_time": "0.25", "comm": "stream"},
     {"input_gradient_times": "1", "weight_gradient_times": "0.5", "num_stages": "3", "iterations": "2"},
     {"overlapped_times": "2.5", "backward_times": "1 2 1 2", "gradient_sync_times": "3", "optimizer_times": "1"},
-    {"weight_bytes": "8 GB, 7GB", "activation_bytes": "1GiB", "memory_cap": "9GB", "num_stages": "2", "chunks": "3"},
-    {"cap": "5", "group_size": "2", "num_batches": "8"},
+    {
+        "weight_bytes": "8 GB, 7GB",
+        "activation_bytes": "1GiB",
+        "memory_cap": "9GB",
+        "num_stages": "2",
+        "virtual_stages_per_rank": "3",
+    },
+    {"activation_limit": "5", "group_size": "2", "num_batches": "8"},
 ]
 
 
@@ -98,16 +104,16 @@ def test_a_comparison_of_backward_passes_of_other_lengths_says_so() -> None:
 
 
 def test_a_run_keeps_its_notes_in_python_and_in_files() -> None:
-    orders = hpgo.schedule("zb_h1", ranks=2, micro_batches=4)
-    timeline = hpgo.simulate(orders, backward_s=2, input_gradient_s=3, weight_gradient_s=2)
+    schedule = hpgo.schedule("zb_h1", ranks=2, micro_batches=4)
+    timeline = hpgo.simulate(schedule, backward_s=2, input_gradient_s=3, weight_gradient_s=2)
     [note] = timeline.notes
     assert note.startswith("I and W together take 250 % of B")
     assert "take 250 % of B" in timeline._repr_html_()
     assert hpgo.Timeline.from_json(timeline.to_json()).notes == timeline.notes
-    [note] = hpgo.simulate(orders, backward_s=0, input_gradient_s=3, weight_gradient_s=2).notes
+    [note] = hpgo.simulate(schedule, backward_s=0, input_gradient_s=3, weight_gradient_s=2).notes
     assert note.startswith("I and W together take time, but B takes none")
-    assert hpgo.simulate(orders).notes == ()
-    assert hpgo.simulate(orders, input_gradient_s=3, weight_gradient_s=2).notes == ()
+    assert hpgo.simulate(schedule).notes == ()
+    assert hpgo.simulate(schedule, input_gradient_s=3, weight_gradient_s=2).notes == ()
     document = json.loads(timeline.to_json()) | {"notes": [1]}
     with refused(hpgo.errors.ArgumentError, "invalid_argument", name="notes"):
         hpgo.Timeline.from_json(json.dumps(document))
@@ -132,10 +138,10 @@ def test_hints_of_the_command_line_name_its_options(tmp_path: Path) -> None:
 def test_a_schedule_that_takes_durations_is_fitted_to_the_times_of_its_ranks(name: str) -> None:
     setup = SimulationConfig(num_stages=4, forward_times=(1.0, 2.0, 1.0, 3.0), backward_times=(3.0,), p2p_time=(0.1,))
     sizes = {"ranks": 4, "micro_batches": 8}
-    chunks = hpgo.schedule(name, **sizes).stages // 4
-    ranks = [0, 1, 2, 3, 3, 2, 1, 0][: 4 * chunks]  # those with two chunks have the shape of a V
-    forward = tuple(setup.forward_times[rank] / chunks for rank in ranks)
-    half = (1.5 / chunks,) * len(ranks)
+    virtual_stages_per_rank = hpgo.schedule(name, **sizes).stages // 4
+    ranks = [0, 1, 2, 3, 3, 2, 1, 0][: 4 * virtual_stages_per_rank]  # those with two chunks have the shape of a V
+    forward = tuple(setup.forward_times[rank] / virtual_stages_per_rank for rank in ranks)
+    half = (1.5 / virtual_stages_per_rank,) * len(ranks)
     assert order_of(setup, name) == hpgo.schedule(name, **sizes, durations=hpgo.Durations(forward, half, half, 0.1))
     assert order_of(setup, name) != hpgo.schedule(name, **sizes)
 

@@ -201,12 +201,12 @@ def test_every_option_of_a_command_with_sections_stands_in_one():
 
 
 def test_help_follows_the_terminal_up_to_120_columns_and_is_in_colour_there_alone(tmp_path):
-    for columns, most in ((60, 58), (80, 78), (120, 118), (200, 118)):
+    for columns, maximum in ((60, 58), (80, 78), (120, 118), (200, 118)):
         shown = on_a_terminal(["plan", "--help"], columns)
         assert "\x1b[1m" in shown
         lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in shown.splitlines()]
         prose = [line for line in lines if "hpgo " not in line and "[adam" not in line]
-        assert most - 12 <= max(map(len, prose)) <= most, columns
+        assert maximum - 12 <= max(map(len, prose)) <= maximum, columns
     assert "\x1b" not in on_a_terminal(["plan", "--help"], 80, NO_COLOR="1")
     assert "\x1b" not in hpgo("plan", "--help").stdout
 
@@ -237,10 +237,10 @@ def on_a_terminal(words: list[str], columns: int, **variables: str) -> str:
 
 def test_prose_of_a_report_follows_the_terminal_up_to_120_columns():
     words = ["plan", "bert-48", "-c", "dapple-a", "-b", "64"]
-    for columns, most in ((60, 60), (80, 80), (120, 120), (200, 120)):
+    for columns, maximum in ((60, 60), (80, 80), (120, 120), (200, 120)):
         lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in on_a_terminal(words, columns).splitlines()]
         prose = lines[lines.index("Alternatives") :]
-        assert most - 15 <= max(map(len, prose)) <= most, columns
+        assert maximum - 15 <= max(map(len, prose)) <= maximum, columns
     assert max(map(len, hpgo(*words).stdout.splitlines())) <= 80
 
 

@@ -30,9 +30,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 FLUSHING = [family.name for family in hpgo.schedules() if family.synchronization == "flush"]
 
 
-def custom(orders: list[str], rank_of_stage: list[int] | None = None) -> hpgo.Schedule:
+def custom(lines: list[str], rank_of_stage: list[int] | None = None) -> hpgo.Schedule:
     """A schedule from recorded orders; stages lie where they are run."""
-    schedule = hpgo.Schedule.from_text("\n".join(orders))
+    schedule = hpgo.Schedule.from_text("\n".join(lines))
     assert rank_of_stage is None or list(schedule.rank_of_stage) == rank_of_stage
     return schedule
 
@@ -165,14 +165,14 @@ def test_activations_in_flight_are_counted_along_the_orders(name: str) -> None:
         ("BW", measures.peak_in_flight),
         ("BI", measures.peak_in_flight_freed_at_input_gradient),
     ):
-        for order, most in zip(schedule.orders, counted, strict=True):
+        for order, maximum in zip(schedule.action_lists, counted, strict=True):
             held = peak = 0
             for action in order:
                 for _, kind, _ in _TOKEN.findall(action):
                     held += kind == "F"
                     peak = max(peak, held)
                     held -= kind in freed_by
-            assert most == peak
+            assert maximum == peak
             assert held == 0
 
 
@@ -296,7 +296,7 @@ def test_a_timeline_survives_files_and_pickles(tmp_path: Path) -> None:
 def test_the_document_has_what_other_tools_read() -> None:
     document = json.loads(textbook().to_json())
     assert document["schedule"] == "1f1b"
-    assert (document["ranks"], document["chunks"], document["micro_batches"]) == (4, 1, 8)
+    assert (document["ranks"], document["virtual_stages_per_rank"], document["micro_batches"]) == (4, 1, 8)
     assert document["makespan_s"] == 33
     assert document["idle_over_busy"] == pytest.approx(0.375)
     assert document["peak_in_flight"] == [4, 3, 2, 1]

@@ -118,7 +118,8 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
         ({"fix": {"tp": 0}}, "tp is 0", ""),
         ({"fix": {"zero_stage": 4}}, "zero_stage is 4", ""),
         ({"fix": {"recompute": "some"}}, "recompute is `some`", "selective"),
-        ({"fix": {"recompute": "selective"}}, "flash attention, which saves no scores", "use none"),
+        ({"fix": {"recompute": "selective"}, "framework": "deepspeed"},
+        "flash attention, which saves no scores", "use none"),
         ({"fix": {"tp": 3}}, "tp 3 does not divide the 8 GPUs of a node", "fix `tp=2` or `tp=4`"),
         ({"fix": {"tp": 16}}, "tp 16 does not divide the 8 GPUs of a node", "fix `tp=4`"),
         ({"fix": {"tp": 8}}, "tp is 8, but it must divide the 4 KV heads", "fix `tp=4`"),
@@ -164,12 +165,12 @@ def shortage(**asked: Any) -> hpgo.errors.InfeasibleError:
     return caught.value
 
 
-def test_less_headroom_is_the_first_that_helps() -> None:
-    error = shortage(transformer="llama-3-8b", cluster=H100, headroom_bytes=79e9)
+def test_less_reserved_memory_is_the_first_that_helps() -> None:
+    error = shortage(transformer="llama-3-8b", cluster=H100, reserved_bytes=79e9)
     assert error.hint.startswith("reserve at most ")
     assert error.hint.endswith(" GB per GPU")
     left_gb = float(error.hint.split()[3])
-    hpgo.plan_llm("llama-3-8b", H100, global_batch_size=8, seq_length=8192, headroom_bytes=(left_gb - 0.01) * 1e9)
+    hpgo.plan_llm("llama-3-8b", H100, global_batch_size=8, seq_length=8192, reserved_bytes=(left_gb - 0.01) * 1e9)
 
 
 def test_then_what_was_fixed_or_excluded() -> None:

@@ -41,7 +41,7 @@ def with_halves(profile: hpgo.Profile, inputs: float, weights: float) -> hpgo.Pr
     )
 
 
-def machines(devices: int, memory: str = "64 GB") -> hpgo.Cluster:
+def nodes(devices: int, memory: str = "64 GB") -> hpgo.Cluster:
     return hpgo.Cluster.of(nodes=1, devices_per_node=devices, intra_gbit_s=80, inter_gbit_s=10, memory=memory)
 
 
@@ -59,22 +59,22 @@ def test_random_plans_with_split_passes_cost_what_a_model_written_from_the_pages
         case = chance.case(random, counts=(2, 7), batch_sizes=[(1,), (1, 2, 4), (2, 8)], halves=0.7)
         assumed = twin.Assumed(
             micro_batches=random.randint(1, 8),
-            micro_batch=case.least(random.choice([4, 5, 8, 17])),
+            micro_batch=case.minimum(random.choice([4, 5, 8, 17])),
             recompute=random.random() < 0.3,
             overlap=random.random() < 0.6,
         )
         plan = case.evaluate(assumed, schedule=random.choice(SPLIT))
         ours = case.price(assumed, plan)
-        words = [re.findall(r"\b\d+([FBIW])(\d+)", " ".join(row)) for row in plan.orders().orders]
-        orders = [[(kind, int(micro_batch)) for kind, micro_batch in row] for row in words]
-        step_s = twin_steps.end_s(orders, ours, [stage.split_tail_s for stage in ours])
+        words = [re.findall(r"\b\d+([FBIW])(\d+)", " ".join(row)) for row in plan.to_schedule().action_lists]
+        action_lists = [[(kind, int(micro_batch)) for kind, micro_batch in row] for row in words]
+        step_s = twin_steps.end_s(action_lists, ours, [stage.split_tail_s for stage in ours])
         terms = [(plan.step_s, step_s), (plan.timeline().makespan_s, step_s)]
         for stage, mine in zip(plan.stages, ours, strict=True):
             halves_s = stage.halves_s(recompute=plan.recompute)
             terms += zip(halves_s, (mine.input_gradient_s, mine.weight_gradient_s), strict=True)
             terms += [(stage.backward_s, mine.backward_s), (stage.exposed_grad_reduce_s, mine.split_tail_s)]
         wrong += [(seed, *both) for both in terms if not math.isclose(*both, rel_tol=1e-9, abs_tol=1e-12)]
-        splits += any(action == "W" for row in orders for action, _ in row)
+        splits += any(action == "W" for row in action_lists for action, _ in row)
     assert wrong == []
     assert splits > 400
 
@@ -87,7 +87,7 @@ def test_halves_of_half_the_backward_are_what_a_profile_without_any_has(schedule
         plans = [
             hpgo.plan(
                 one,
-                machines(2),
+                nodes(2),
                 global_batch_size=4,
                 pipeline_micro_batch_size=1,
                 schedule=schedule,  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_schedules_with_whole_passes_pay_those_whatever_the_halves_are(schedule:
     profile = toy(1, 6)
     question = {"global_batch_size": 4, "schedule": schedule}
     plain, told = (
-        hpgo.plan(one, machines(2), **question)  # type: ignore[arg-type]
+        hpgo.plan(one, nodes(2), **question)  # type: ignore[arg-type]
         for one in (profile, with_halves(profile, 3.0, 4.0))
     )
     assert told.step_s == plain.step_s
@@ -123,7 +123,7 @@ def test_schedules_that_split_passes_pay_what_splitting_costs(schedule: str) -> 
     stages = [(4, [0])]
     question = {"global_batch_size": 3, "pipeline_micro_batch_size": 1, "schedule": schedule}
     for inputs, weights in [(0.5, 0.5), (0.75, 0.75), (0.5, 1.5)]:
-        plan = hpgo.evaluate(with_halves(profile, inputs, weights), machines(1), stages, **question)  # type: ignore[arg-type]
+        plan = hpgo.evaluate(with_halves(profile, inputs, weights), nodes(1), stages, **question)  # type: ignore[arg-type]
         forward_s = sum(layer.forward_s[0] for layer in profile.layers)
         backward_s = sum(layer.backward_s[0] for layer in profile.layers)
         assert plan.step_s == pytest.approx(3 * (forward_s + (inputs + weights) * backward_s))
@@ -138,8 +138,8 @@ def test_no_cut_is_below_the_bound_and_none_is_better_than_the_plan(schedule: st
     for inner in combinations(range(1, 6), 3):
         counts = [end - begin for begin, end in pairwise((0, *inner, 6))]
         stages = list(zip(counts, ([0], [1], [1], [0]), strict=True))
-        steps_s.append(hpgo.evaluate(profile, machines(2), stages, **question).step_s)  # type: ignore[arg-type]
-    plan = hpgo.plan(profile, machines(2), **question)  # type: ignore[arg-type]
+        steps_s.append(hpgo.evaluate(profile, nodes(2), stages, **question).step_s)  # type: ignore[arg-type]
+    plan = hpgo.plan(profile, nodes(2), **question)  # type: ignore[arg-type]
     assert plan.lower_bound_s is not None
     assert plan.lower_bound_s <= min(steps_s) * (1 + 1e-9)
     assert plan.step_s <= min(steps_s) * (1 + 1e-9)
@@ -148,11 +148,11 @@ def test_no_cut_is_below_the_bound_and_none_is_better_than_the_plan(schedule: st
 @pytest.mark.parametrize("schedule", ["zb_h1", "zb_v"])
 def test_saved_plans_keep_their_halves_and_are_priced_anew_from_them(schedule: str, tmp_path: Path) -> None:
     profile = with_halves(toy(2, 6), 0.7, 0.6)
-    plan = hpgo.plan(profile, machines(2), global_batch_size=4, schedule=schedule)  # type: ignore[arg-type]
+    plan = hpgo.plan(profile, nodes(2), global_batch_size=4, schedule=schedule)  # type: ignore[arg-type]
     plan.save(tmp_path / "plan.json")
     read = hpgo.Plan.read(tmp_path / "plan.json")
     assert read == plan
-    assert read.reprice().step_s == plan.step_s
+    assert read.reevaluate().step_s == plan.step_s
     assert read.timeline().makespan_s == pytest.approx(plan.step_s)
 
 
@@ -169,7 +169,7 @@ def test_profiles_keep_halves_in_files_and_need_both() -> None:
 
 def test_corrected_profiles_keep_halves_in_proportion() -> None:
     profile = with_halves(toy(4, 4), 0.7, 0.6)
-    plan = hpgo.evaluate(profile, machines(2), [(2, [0]), (2, [1])], global_batch_size=4, schedule="zb_h1")
+    plan = hpgo.evaluate(profile, nodes(2), [(2, [0]), (2, [1])], global_batch_size=4, schedule="zb_h1")
     program = plan.program()
     slow = hpgo.simulate(
         program,

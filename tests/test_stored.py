@@ -162,7 +162,7 @@ def test_a_document_that_holds_no_characters_is_refused(tmp_path: Path) -> None:
     for code in (0x110000, 0x7FFFFFFF, 0xD800):
         for order in "<>":
             codes = np.frombuffer(good["document"].tobytes(), "=u4").astype(f"{order}u4")
-            codes[str(good["document"]).index("chunks") + 2] = code
+            codes[str(good["document"]).index("virtual_stages_per_rank") + 2] = code
             np.savez(path, **good | {"document": codes.view(f"{order}U{len(codes)}").reshape(())})
             with refused(hpgo.errors.ArgumentError, "damaged_file", "document"):
                 hpgo.Timeline.read(path)

@@ -31,7 +31,7 @@ def test_the_report_names_a_plan_that_is_as_fast_and_much_smaller(roomy: hpgo.Pl
     smaller = roomy.alternative("less memory")
     assert smaller.step_s <= 1.01 * roomy.step_s
     assert peak_bytes(smaller) <= 0.75 * peak_bytes(roomy)
-    assert smaller.reprice().step_s == smaller.step_s
+    assert smaller.reevaluate().step_s == smaller.step_s
     text = " ".join(table(roomy).split())
     assert "less memory 1.77 s, as long" in text
     assert "3.83 GB instead of 14.1 GB on the fullest device" in text
@@ -39,13 +39,13 @@ def test_the_report_names_a_plan_that_is_as_fast_and_much_smaller(roomy: hpgo.Pl
 
 def test_a_plan_that_needs_its_memory_has_no_such_alternative() -> None:
     plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
-    assert [other.name for other in plan.alternatives] == ["data parallelism", "straight pipeline"]
+    assert [other.name for other in plan.alternatives] == ["data parallelism", "pipeline parallelism only"]
     assert plan.memory_preference is None
 
 
 def toy(seed: int) -> tuple[hpgo.Profile, hpgo.Cluster]:
     given = random.Random(seed)
-    draw = lambda most: [given.uniform(0.2, 1.0) * most for _ in range(4)]  # noqa: E731
+    draw = lambda maximum: [given.uniform(0.2, 1.0) * maximum for _ in range(4)]  # noqa: E731
     profile = hpgo.Profile.chain(
         f"toy-{seed}", batch_size=1, forward_s=draw(1e-3), backward_s=draw(2e-3), activation_bytes=draw(50e6),
         parameter_bytes=draw(100e6),
@@ -72,7 +72,7 @@ def test_no_plan_of_all_within_the_tie_holds_less(seed: int, within: float) -> N
     assert (tied.memory_preference.step_s, tied.memory_preference.peak_bytes) == (shortest.step_s, peak_bytes(shortest))
     assert shortest.step_s <= tied.step_s * (1 + 1e-9) <= (1 + within) * shortest.step_s * (1 + 2e-9)
     assert tied.lower_bound_s == shortest.lower_bound_s
-    assert tied.reprice().step_s == tied.step_s
+    assert tied.reevaluate().step_s == tied.step_s
     held = []
     for stages in SHAPES:
         for size in (1, 2, 4, 8):

@@ -114,8 +114,8 @@ def losses_in_a_loop(module: Any, steps: int) -> list[float]:
 def test_the_page_s_model_trains_as_it_does_in_a_loop_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = my_gpt(tmp_path, monkeypatch)
     workload = module.model()
-    orders = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
-    program = hpgo.program(orders, [(workload.layers, [0])], pipeline_micro_batch_size=6, global_batch_size=24)
+    schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
+    program = hpgo.program(schedule, [(workload.layers, [0])], pipeline_micro_batch_size=6, global_batch_size=24)
     with hpgo.runtime.Pipeline(
         program, "my_gpt:model", optimizer=lambda weights: torch.optim.AdamW(weights, lr=2e-3), dtype=torch.float64
     ) as pipeline:

@@ -38,7 +38,7 @@ def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | No
     case = chance.case(random, counts=(1, 7), batch_sizes=[(1,), (2,), (1, 2, 4), (1, 3), (2, 8)])
     assumed = twin.Assumed(
         micro_batches=random.randint(1, 8),
-        micro_batch=case.least(random.choice([4, 5, 6, 8, 12, 17])),
+        micro_batch=case.minimum(random.choice([4, 5, 6, 8, 12, 17])),
         schedule=random.choice(["1f1b", "eager_1f1b", "gpipe"]),
         recompute=random.random() < 0.3,
         overlap=random.random() < 0.6,
@@ -55,7 +55,7 @@ def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | No
         windows = windows if random.random() < 0.1 else sorted(windows, reverse=True)
         given = tuple(replace(stage, max_in_flight=window) for stage, window in zip(plan.stages, windows, strict=True))
         try:
-            plan = replace(plan, stages=given).reprice()
+            plan = replace(plan, stages=given).reevaluate()
         except hpgo.errors.ScheduleError:
             with pytest.raises(ValueError, match="wait for each other"):
                 twin_steps.step_s(assumed.micro_batches, ours, windows)
@@ -103,7 +103,7 @@ def test_evaluate_lets_stages_run_ahead_just_as_far_as_shortens_the_step() -> No
     for seed in range(600):
         random = Random(seed)
         case = chance.case(random, counts=(3, 7), batch_sizes=[(1,)], branching=random.random() < 0.3)
-        assumed = twin.Assumed(random.randint(3, 9), micro_batch=case.least(1))
+        assumed = twin.Assumed(random.randint(3, 9), micro_batch=case.minimum(1))
         plan = case.evaluate(assumed)
         ours = case.price(assumed, plan)
         rows = {row: twin_steps.step_s(assumed.micro_batches, ours, row) for row in twin_steps.windows(assumed, ours)}

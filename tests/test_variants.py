@@ -95,9 +95,9 @@ def test_the_four_ways_have_the_outputs_and_gradients_of_one_process(tmp_path: P
 def test_waves_are_what_each_step_has() -> None:
     """In step t of the forward half, exactly the stages s with a micro-batch t - s run; backward likewise."""
     for stages, workers, micro_batches in ((4, 4, 6), (8, 4, 6), (6, 2, 3), (2, 4, 5)):
-        orders = staggered(stages, workers, micro_batches)
-        assert orders.ranks == min(workers, stages)
-        for rank, line in enumerate(orders.orders):
+        schedule = staggered(stages, workers, micro_batches)
+        assert schedule.ranks == min(workers, stages)
+        for rank, line in enumerate(schedule.action_lists):
             mine = range(rank, stages, workers)
             halves = [line[: len(line) // 2], line[len(line) // 2 :]]
             for letter, half in zip("FB", halves, strict=True):
@@ -190,9 +190,9 @@ def test_dapple_s_five_models_run_their_plans(model: str, tmp_path: Path) -> Non
     size = max(stage.replicas for stage in plan.stages)  # a row for each replica
 
     def case(stages: list[tuple[tuple[str, ...], tuple[int, ...]]]) -> dict[str, Any]:
-        orders = hpgo.schedule("1f1b", ranks=len(stages), micro_batches=2)
+        schedule = hpgo.schedule("1f1b", ranks=len(stages), micro_batches=2)
         program = hpgo.program(
-            orders, stages, pipeline_micro_batch_size=size, global_batch_size=2 * size, nodes=plan.program().nodes
+            schedule, stages, pipeline_micro_batch_size=size, global_batch_size=2 * size, nodes=plan.program().nodes
         )
         return {"program": json.loads(program.to_json()), "workload": MODELS[model], "example": True}
 

@@ -40,7 +40,7 @@ def pipeline(seed: int) -> tuple[hpgo.Plan, int]:
 
 def with_windows(plan: hpgo.Plan, windows: list[int]) -> hpgo.Plan:
     stages = (replace(stage, max_in_flight=window) for stage, window in zip(plan.stages, windows, strict=True))
-    return replace(plan, stages=tuple(stages)).reprice()
+    return replace(plan, stages=tuple(stages)).reevaluate()
 
 
 def choices(plan: hpgo.Plan, micro_batches: int) -> list[list[int]]:
@@ -49,8 +49,10 @@ def choices(plan: hpgo.Plan, micro_batches: int) -> list[list[int]]:
     for index, stage in enumerate(plan.stages):
         from_end = len(plan.stages) - index
         spare = stage.capacity_bytes - stage.memory.total_bytes + stage.memory.activations_bytes
-        least, most = min(from_end, micro_batches), min(2 * from_end - 1, micro_batches)
-        ranges.append([window for window in range(least, most + 1) if window * stage.saved_activation_bytes <= spare])
+        minimum, maximum = min(from_end, micro_batches), min(2 * from_end - 1, micro_batches)
+        ranges.append(
+            [window for window in range(minimum, maximum + 1) if window * stage.saved_activation_bytes <= spare]
+        )
     return [list(windows) for windows in product(*ranges) if list(windows) == sorted(windows, reverse=True)]
 
 
@@ -92,4 +94,4 @@ def test_a_plan_priced_once_more_takes_as_long(schedule: Any) -> None:
         stages = [(stage.layers, stage.devices) for stage in plan.stages]
         again = hpgo.evaluate(profile, cluster, stages, global_batch_size=12, schedule=schedule)
         assert again.step_s == pytest.approx(plan.step_s, rel=1e-12), seed
-        assert plan.reprice().step_s == plan.step_s
+        assert plan.reevaluate().step_s == plan.step_s

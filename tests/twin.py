@@ -105,7 +105,7 @@ class Model:
         return {source for source, target in self.edges if source in before and target not in before}
 
 
-class Machines:
+class Nodes:
     """Who is where: devices are numbered machine by machine."""
 
     def __init__(self, cluster: Record) -> None:
@@ -118,15 +118,15 @@ class Machines:
     def on_each(self, devices: Iterable[int]) -> dict[int, int]:
         """How many of the devices each machine has."""
         homes = [self.home[device] for device in devices]
-        return {machine: homes.count(machine) for machine in homes}
+        return {node: homes.count(node) for node in homes}
 
     def transfer_s(self, size: float, senders: Sequence[int], receivers: Sequence[int]) -> tuple[float, float]:
         """How long the fullest port is busy, and when all is there."""
         piece = size / (len(senders) * len(receivers))
         sending, receiving = self.on_each(senders), self.on_each(receivers)
         busy, link = 0.0, self.intra
-        for machine in sending.keys() | receiving.keys():
-            here, there = sending.get(machine, 0), receiving.get(machine, 0)
+        for node in sending.keys() | receiving.keys():
+            here, there = sending.get(node, 0), receiving.get(node, 0)
             if here and there:
                 busy = max(busy, piece * max(here, there) / self.intra["bytes_per_s"])
             leaving, entering = here * (len(receivers) - there), there * (len(senders) - here)
@@ -145,7 +145,7 @@ class Machines:
 
 def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) -> list[Stage]:
     """What each stage takes and holds."""
-    machines = Machines(cluster)
+    nodes = Nodes(cluster)
     receivers = [devices for _, devices in stages[1:]] + [()]
     priced = []
     for number, (ids, devices) in enumerate(stages):
@@ -155,9 +155,9 @@ def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) ->
             if (ids, devices) in sharers and len(sharers) > 1:
                 model.sent[tie["layers"][0]] -= size
                 model.copied += size * (tie["layers"][0] not in ids)
-                sums += machines.all_reduce_s(size, [device for _, group in sharers for device in group])
+                sums += nodes.all_reduce_s(size, [device for _, group in sharers for device in group])
         before = {name for row, _ in stages[:number] for name in row}
-        stage = price_stage(model, machines, assumed, before, ids, devices, receivers[number])
+        stage = price_stage(model, nodes, assumed, before, ids, devices, receivers[number])
         tails = {key: getattr(stage, key) + sums for key in ("grad_reduce_s", "exposed_grad_reduce_s", "split_tail_s")}
         priced.append(replace(stage, **tails))
     return priced
@@ -165,7 +165,7 @@ def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) ->
 
 def price_stage(
     model: Model,
-    machines: Machines,
+    nodes: Nodes,
     assumed: Assumed,
     before: set[str],
     ids: Sequence[str],
@@ -174,7 +174,7 @@ def price_stage(
 ) -> Stage:
     """What the stage with these layers behind those of `before` takes and holds, if it sends to these receivers."""
     share = -(-assumed.micro_batch // len(devices))
-    speed = min(machines.speed[device] for device in devices)
+    speed = min(nodes.speed[device] for device in devices)
     computing = [name for name in ids if assumed.include_data_loading or not model.loads(name)]
     forward = model.sum("forward_s", computing, share) / speed
     held = sum(model.layers[name]["parameter_bytes"] for name in ids) + model.copied
@@ -184,11 +184,11 @@ def price_stage(
     busy = arrives = 0.0
     if receivers:
         size = model.sum("activation_bytes", made, assumed.micro_batch)
-        busy, arrives = machines.transfer_s(size, devices, receivers)
+        busy, arrives = nodes.transfer_s(size, devices, receivers)
     computed = summed = sync = 0.0
     for name in reversed(ids):
         computed += model.sum("backward_s", [name], share) / speed
-        takes = machines.all_reduce_s(model.sent[name], devices)
+        takes = nodes.all_reduce_s(model.sent[name], devices)
         summed = max(summed, computed) + takes
         sync += takes
     inputs, weights = (model.sum(f"{half}_gradient_s", ids, share) / speed for half in ("input", "weight"))
@@ -210,5 +210,5 @@ def price_stage(
         buffers_bytes=2 * (entering + leaving),
         saved_activation_bytes=entering if assumed.recompute else saved,
         recomputed_bytes=saved * assumed.recompute,
-        capacity_bytes=min(machines.memory_bytes[device] for device in devices) - assumed.reserved_bytes,
+        capacity_bytes=min(nodes.memory_bytes[device] for device in devices) - assumed.reserved_bytes,
     )

@@ -16,9 +16,9 @@ def windows(assumed: Assumed, stages: Sequence[Stage]) -> list[tuple[int, ...]]:
     rows = []
     for number, stage in enumerate(stages):
         behind = len(stages) - number
-        least = assumed.micro_batches if assumed.schedule == "gpipe" else min(assumed.micro_batches, behind)
-        most = min(assumed.micro_batches, 2 * behind - 1) if assumed.schedule == "eager_1f1b" else least
-        rows.append([held for held in range(least, most + 1) if stage.holds_bytes(held) <= stage.capacity_bytes])
+        minimum = assumed.micro_batches if assumed.schedule == "gpipe" else min(assumed.micro_batches, behind)
+        maximum = min(assumed.micro_batches, 2 * behind - 1) if assumed.schedule == "eager_1f1b" else minimum
+        rows.append([held for held in range(minimum, maximum + 1) if stage.holds_bytes(held) <= stage.capacity_bytes])
     return [row for row in product(*rows) if all(held >= later for held, later in pairwise(row))]
 
 
@@ -34,17 +34,17 @@ def order(count: int, window: int) -> list[tuple[str, int]]:
 
 def step_s(micro_batches: int, stages: Sequence[Stage], windows: Sequence[int]) -> float:
     """How long a step with these micro-batches in flight takes."""
-    orders = [order(micro_batches, window) for window in windows]
-    return end_s(orders, stages, [stage.exposed_grad_reduce_s for stage in stages])
+    action_lists = [order(micro_batches, window) for window in windows]
+    return end_s(action_lists, stages, [stage.exposed_grad_reduce_s for stage in stages])
 
 
 TAKES = {"F": "forward_s", "B": "backward_s", "I": "input_gradient_s", "W": "weight_gradient_s"}
 
 
-def end_s(orders: Sequence[Sequence[tuple[str, int]]], stages: Sequence[Stage], tails: Sequence[float]) -> float:
+def end_s(action_lists: Sequence[Sequence[tuple[str, int]]], stages: Sequence[Stage], tails: Sequence[float]) -> float:
     """The end of the last synchronisation, if stages keep their orders and links take one message after another."""
-    todo = [list(reversed(row)) for row in orders]
-    micro_batches = sum(kind == "F" for kind, _ in orders[0])
+    todo = [list(reversed(row)) for row in action_lists]
+    micro_batches = sum(kind == "F" for kind, _ in action_lists[0])
     last = len(stages) - 1
     here = {(kind, index, number): 0.0 for kind, index in (("F", 0), ("B", last)) for number in range(micro_batches)}
     clock = [0.0] * len(stages)

@@ -36,7 +36,7 @@ TOPICS = {
     "planning": "Planning",
     "llm": "Transformers by their shape",
     "model": "Models and profiles",
-    "machine": "Clusters",
+    "hardware": "Clusters",
     "programs": "Schedules and programs",
     "timing": "Simulation and timelines",
     "show": "Pictures",
@@ -233,8 +233,8 @@ def gallery() -> dict[str, str | bytes]:
     """Return the gallery, and a picture of each schedule with four ranks and eight micro-batches, by path."""
     about = (
         "Each by four ranks and eight micro-batches. A rank takes a second for a forward pass and two for a backward "
-        "pass, however many chunks it has; transfers take no time. [Schedules](schedules.md) has sources, limits and "
-        "closed forms."
+        "pass, however many virtual stages it has; transfers take no time. [Schedules](schedules.md) has sources, "
+        "limits and closed forms."
     )
     sections = ["# Gallery of schedules", about]
     files: dict[str, str | bytes] = {}

@@ -35,7 +35,7 @@ class MemoryRecord(TypedDict):
 
 @type_check_only
 class CostRecord(TypedDict):
-    share: int
+    samples_per_replica: int
     forward_s: float
     backward_s: float
     input_gradient_s: float | None
@@ -60,7 +60,7 @@ class PlanRecord(TypedDict):
     recompute: bool
     step_s: float
     stages: list[StageRecord]
-    virtual_stages: int
+    virtual_stages_per_rank: int
     actions: list[str] | None
 
 @type_check_only
@@ -136,7 +136,7 @@ class FamilyRecord(TypedDict):
     source: str
     limits: str
     options: list[str]
-    chunks: str
+    virtual_stages_per_rank: str
     chains: int
     splits_backward: bool
     trains: bool
@@ -283,7 +283,7 @@ class Session:
         settings: PlanningProblem,
         stages: _Stages,
         max_in_flights: Sequence[int] | None = None,
-        orders: Schedule | None = None,
+        schedule: Schedule | None = None,
     ) -> PlanRecord: ...
     def evaluate_each(
         self, settings: PlanningProblem, stages: _Stages, each: Sequence[tuple[int, bool, Sequence[int] | None]]

@@ -254,7 +254,7 @@ def columns(model: Model, devices: Devices) -> Columns:
     check_is("model", model, Model, "create one with `model_from_torch_graph`")
     check_is("devices", devices, Devices, "create them with `devices_from_seps`")
     scaling, peak = (
-        number(setting, getattr(model, setting), above=0, most=1e300, hint="it must be a number above 0")
+        number(setting, getattr(model, setting), above=0, maximum=1e300, hint="it must be a number above 0")
         for setting in ("optimizer_memory_scaling", "peak_activation_per_batch")
     )
     batch_size = model.global_batch_size
@@ -290,9 +290,9 @@ def _count(argument: str, value: object) -> int:
 
 
 def _bytes(size: float) -> float:
-    return number("size", size, most=1e300, hint="give a number of bytes")
+    return number("size", size, maximum=1e300, hint="give a number of bytes")
 
 
 def _numbers(argument: str, values: Sequence[int]) -> list[int]:
     found = check_list(argument, values, hint="give a list of numbers from 0")
-    return [check_int(f"each of {argument}", value, least=0) for value in found]
+    return [check_int(f"each of {argument}", value, minimum=0) for value in found]

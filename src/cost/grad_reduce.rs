@@ -105,8 +105,8 @@ pub fn grad_reduce_s(
     sync_without_s(model, totals, speed, stage, rate, overlap, &[])
 }
 
-/// Returns the result of [`grad_reduce_s`] without some weights: `apart` lists layers and the bytes of their weights that
-/// other stages reduce together with this one.
+/// Returns the result of [`grad_reduce_s`] without some weights: `apart` lists layers and the bytes of their weights
+/// that other stages reduce together with this one.
 #[must_use]
 pub fn sync_without_s(
     model: &LayerSums,

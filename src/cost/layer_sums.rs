@@ -1,15 +1,14 @@
 //! Seconds and bytes of the layers of a stage.
 //!
-//! A *share* is the number of samples of a micro-batch that one replica handles. For every share the sums over the
-//! layers below each cut are stored (prefix sums), so the cost of a stage between two cuts is the difference of two
-//! sums.
+//! For every number of samples that a replica may get of a micro-batch, the sums over the layers below each cut are
+//! stored (prefix sums), so the cost of a stage between two cuts is the difference of two sums.
 
 use super::nesting::{Descending, Nesting};
 use super::tied_weights::TiedWeight;
 use crate::model::graph::{self, Graph, Measurement};
 use crate::model::states::{self, CutPoints, Cuts};
 
-/// Sums over the layers below each cut, for one share.
+/// Sums over the layers below each cut, for one number of samples.
 #[derive(Debug, Clone, Default)]
 pub struct Totals {
     /// Seconds of forward passes.
@@ -212,11 +211,13 @@ impl LayerSums {
         &self.batch_sizes
     }
 
-    /// Returns the sums for `share` samples, interpolated between measured batch sizes as [`Interpolation`] describes.
+    /// Returns the sums for `samples_per_replica` samples, interpolated between measured batch sizes as
+    /// [`Interpolation`] describes.
     #[must_use]
-    pub fn totals(&self, share: u32) -> Totals {
+    pub fn totals(&self, samples_per_replica: u32) -> Totals {
         let sizes: Vec<f64> = self.batch_sizes.iter().map(|&size| f64::from(size)).collect();
-        let Interpolation { low, high, low_weight, high_weight } = Interpolation::new(&sizes, f64::from(share));
+        let Interpolation { low, high, low_weight, high_weight } =
+            Interpolation::new(&sizes, f64::from(samples_per_replica));
         self.measured[low].blend(&self.measured[high], low_weight, high_weight)
     }
 

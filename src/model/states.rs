@@ -140,8 +140,8 @@ impl CutPoints {
         // The smaller listing comes first, because its size decides how large the more precise one may become.
         let (units, fewer_units) = (joined(Joined::Unsaved), joined(Joined::Free));
         let fewer = if units == fewer_units { None } else { listed(&fewer_units, layers, bound, control)? };
-        let most = fewer.as_ref().map_or(bound, |fewer| bound.min(FEW.max(WORTH * fewer.len())));
-        let states = if let Some(sets) = listed(&units, layers, most, control)? {
+        let max = fewer.as_ref().map_or(bound, |fewer| bound.min(FEW.max(WORTH * fewer.len())));
+        let states = if let Some(sets) = listed(&units, layers, max, control)? {
             Self::with(graph, order, &readers, units, sets, Cuts::Exact, control)?
         } else if let Some(sets) = fewer {
             let why = format!(

@@ -1,11 +1,12 @@
-//! Planners: `hybrid` plans training with pipelines and data parallelism, `orders` plans it for schedules that are
-//! lists of actions, `chain` partitions models over uneven hosts, and `legacy` reproduces the original HPGO planner.
+//! Planners: `hybrid` plans training with pipelines and data parallelism, `action_lists` plans it for schedules that
+//! are lists of actions, `chain` partitions models over uneven hosts, and `legacy` reproduces the original HPGO
+//! planner.
 
+pub mod action_lists;
 pub mod chain;
 mod effort;
 pub mod hybrid;
 pub mod legacy;
-pub mod orders;
 
 #[cfg(test)]
 mod random_problems;

@@ -16,7 +16,7 @@ pub(super) fn settings(global_batch: u32, pipeline_micro_batch_sizes: Vec<u32>) 
         uneven_shares: true,
         overlap_sync: true,
         recompute: vec![false],
-        warm_up: WarmUp::Least,
+        warm_up: WarmUp::Min,
         memory: MemoryModel {
             gradients_per_weight: 1.0,
             optimizer_per_weight: 2.0,
@@ -84,7 +84,7 @@ pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
             settings: Settings {
                 overlap_sync,
                 recompute: vec![recompute],
-                warm_up: if is_eager { WarmUp::Eager } else { WarmUp::Least },
+                warm_up: if is_eager { WarmUp::Eager } else { WarmUp::Min },
                 ..settings(12, vec![1, 2, 3, 6])
             },
             replicas,
@@ -95,8 +95,8 @@ pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
 /// Generates branching graphs with few layers on small clusters.
 pub(super) fn branching() -> impl Strategy<Value = RandomProblem> {
     let edges = prop::collection::vec((0_usize..5, 0_usize..5), 0..5);
-    (problems(), edges, 3_usize..6).prop_map(|(mut problem, others, most)| {
-        problem.graph.layers.truncate(most);
+    (problems(), edges, 3_usize..6).prop_map(|(mut problem, others, max)| {
+        problem.graph.layers.truncate(max);
         let count = problem.graph.layers.len();
         let is_edge = |&(from, to): &(usize, usize)| from < to && to < count;
         // A chain with some of its edges removed and other edges added.

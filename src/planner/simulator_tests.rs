@@ -1,13 +1,13 @@
 //! Compares the fast simulation of 1F1B, eager 1F1B and GPipe with the simulation of arbitrary schedules.
 //!
 //! Plans of these three schedules are evaluated without a list of actions (`hybrid`). Plans of all other schedules are
-//! lists of actions that are simulated one by one, with memory counted at every moment (`orders`). Both must give the
-//! same step, the same costs of each stage and the same memory, to the last digit.
+//! lists of actions that are simulated one by one, with memory counted at every moment (`action_lists`). Both must give
+//! the same step, the same costs of each stage and the same memory, to the last digit.
 
 use proptest::prelude::*;
 
+use super::action_lists;
 use super::hybrid::{self, CandidatePlan, EvaluatedPlan, Settings, WarmUp};
-use super::orders;
 use super::random_problems::{RandomProblem, problems};
 use crate::cost::LayerSums;
 use crate::model::graph::{Graph, TiedWeight};
@@ -30,15 +30,16 @@ fn even_stages(graph: &Graph, count: usize) -> Vec<Vec<usize>> {
     (0..count).map(|stage| (layers * stage / count..layers * (stage + 1) / count).collect()).collect()
 }
 
-/// Checks that a plan has the same step, costs and memory if its stages run the actions of `orders` one by one.
+/// Checks that a plan has the same step, costs and memory if its stages run the actions of `schedule` one by one.
 fn agrees(
     problem: (&LayerSums, &RandomProblem, &Settings),
     devices: &[Vec<u32>],
     (plan, evaluated): (CandidatePlan, EvaluatedPlan),
-    orders: &Schedule,
+    schedule: &Schedule,
 ) -> Result<(), TestCaseError> {
     let (model, RandomProblem { cluster, .. }, settings) = problem;
-    let (_, _, run) = orders::evaluate(model, cluster, settings, devices, orders).expect("limits in flight never grow");
+    let (_, _, run) =
+        action_lists::evaluate(model, cluster, settings, devices, schedule).expect("limits in flight never grow");
     prop_assert_eq!(Some(run.step_s), Some(evaluated.step_s), "the step under {:?} of {:?}", settings.warm_up, plan);
     let max_in_flights: Vec<u32> = plan.stages.iter().map(|stage| stage.max_in_flight).collect();
     prop_assert_eq!(&run.in_flight, &max_in_flights);
@@ -61,7 +62,7 @@ proptest! {
     #[test]
     fn the_fast_simulation_of_a_plan_is_that_of_all_orders(
         mut problem in problems(),
-        warm_up in prop_oneof![Just(WarmUp::Least), Just(WarmUp::Eager), Just(WarmUp::All)],
+        warm_up in prop_oneof![Just(WarmUp::Min), Just(WarmUp::Eager), Just(WarmUp::All)],
         micro_batch in prop_oneof![Just(1_u32), Just(2), Just(3), Just(6)],
         tied in prop::option::of((0_usize..7, 0_usize..7)),
         shard_optimizer in any::<bool>(),
@@ -90,12 +91,12 @@ proptest! {
         agrees(asked, &devices, found, &one_f_one_b(&max_in_flights, micro_batches))?;
         // The schedules of these names in the registry, even if they do not fit in memory.
         let (name, max_in_flights) = match warm_up {
-            WarmUp::Least => ("1f1b", one_f_one_b_in_flight(stages, micro_batches, u32::MAX)),
+            WarmUp::Min => ("1f1b", one_f_one_b_in_flight(stages, micro_batches, u32::MAX)),
             WarmUp::Eager => ("eager_1f1b", eager_in_flight(stages, micro_batches, u32::MAX)),
             WarmUp::All => ("gpipe", vec![micro_batches; count]),
         };
-        let orders = family(name).and_then(|family| family.build(&Request::new(stages, micro_batches)));
+        let schedule = family(name).and_then(|family| family.build(&Request::new(stages, micro_batches)));
         let found = hybrid::evaluate_in_flight(&model, &problem.cluster, &settings, &devices, &max_in_flights).expect("it was costed");
-        agrees(asked, &devices, found, &orders.expect("any number of stages"))?;
+        agrees(asked, &devices, found, &schedule.expect("any number of stages"))?;
     }
 }

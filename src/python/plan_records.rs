@@ -59,11 +59,11 @@ impl SettingsRecord {
     /// Converts the record. Schedules without a choice of warm-up get the warm-up of 1F1B.
     pub(super) fn settings(self) -> Settings {
         Settings {
-            // `planner::orders` plans the other schedules and uses each schedule's own warm-up instead.
+            // `planner::action_lists` plans the other schedules and uses each schedule's own warm-up instead.
             warm_up: match self.schedule.as_str() {
                 "gpipe" => WarmUp::All,
                 "eager_1f1b" => WarmUp::Eager,
-                _ => WarmUp::Least,
+                _ => WarmUp::Min,
             },
             global_batch: self.global_batch_size,
             pipeline_micro_batch_sizes: self.pipeline_micro_batch_sizes,
@@ -96,7 +96,7 @@ pub(super) struct PlanRecord {
     pub(super) step_s: f64,
     pub(super) stages: Vec<StageRecord>,
     /// Virtual stages per device.
-    pub(super) virtual_stages: usize,
+    pub(super) virtual_stages_per_rank: usize,
     /// Actions of each rank. `None` if they follow from the micro-batches in flight.
     pub(super) actions: Option<Vec<String>>,
 }

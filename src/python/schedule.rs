@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use super::{to_py_err, watched};
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::schedule::{Action, Chunks, FAMILIES, Kind, Request, Schedule, Synchronization, family};
+use crate::schedule::{Action, FAMILIES, Kind, Request, Schedule, Synchronization, VirtualStages, family};
 
 /// A schedule that has been validated.
 #[pyclass(frozen, module = "hpgo._core")]
@@ -95,7 +95,7 @@ impl Record<'_> {
             stages_per_pipeline: self.stages_per_pipeline,
             micro_batches: self.micro_batches.iter().map(|&(start, end)| start..end).collect(),
             rank_of_stage: self.rank_of_stage.clone(),
-            orders: self.rank_starts.windows(2).map(order).collect::<Result<_>>()?,
+            action_lists: self.rank_starts.windows(2).map(order).collect::<Result<_>>()?,
             synchronization,
             weight_versions,
         })
@@ -128,7 +128,7 @@ impl Columns {
     pub(super) fn of(schedule: Schedule, control: &Control) -> Result<Self> {
         let mut rank_starts = vec![0];
         let mut rows = Vec::with_capacity(5 * schedule.action_count());
-        for order in &schedule.orders {
+        for order in &schedule.action_lists {
             control.check()?;
             for action in order {
                 let Action { kind, stage, micro_batch, backward } = *action;
@@ -219,7 +219,7 @@ struct Row {
     source: &'static str,
     limits: &'static str,
     options: Vec<&'static str>,
-    chunks: &'static str,
+    virtual_stages_per_rank: &'static str,
     chains: u32,
     splits_backward: bool,
     trains: bool,
@@ -237,11 +237,11 @@ fn schedule_families() -> Vec<Row> {
         source: family.source,
         limits: family.limits,
         options: family.options.to_vec(),
-        chunks: match family.chunks {
-            Chunks::Exactly(1) => "1",
-            Chunks::Exactly(_) => "2",
-            Chunks::Several => "2 or more",
-            Chunks::Even => "even",
+        virtual_stages_per_rank: match family.virtual_stages_per_rank {
+            VirtualStages::Exactly(1) => "1",
+            VirtualStages::Exactly(_) => "2",
+            VirtualStages::Several => "2 or more",
+            VirtualStages::Even => "even",
         },
         chains: family.chains,
         splits_backward: family.splits_backward,

@@ -19,8 +19,8 @@ use crate::error::{Error, Result};
 use crate::model::graph::Graph;
 use crate::model::lineage::Lineage;
 use crate::model::states::{CutPoints, Cuts};
+use crate::planner::action_lists::{self, Outcome, Problem, VirtualStageLimits};
 use crate::planner::hybrid::{self, CandidatePlan, EvaluatedPlan, Schedules, Settings};
-use crate::planner::orders::{self, Outcome, Problem, VirtualStageLimits};
 
 fn name_of(stopped: Stopped) -> &'static str {
     match stopped {
@@ -75,7 +75,7 @@ impl<'a> Asked<'a> {
             recompute: plan.recompute,
             step_s: evaluated.step_s,
             stages,
-            virtual_stages: 1,
+            virtual_stages_per_rank: 1,
             actions: None,
         }
     }
@@ -102,7 +102,7 @@ impl<'a> Asked<'a> {
         (self.record((answer.plan, answer.evaluated)), search)
     }
 
-    fn tried(&self, (schedule, outcome): orders::Tried) -> Result<TriedRecord> {
+    fn tried(&self, (schedule, outcome): action_lists::Tried) -> Result<TriedRecord> {
         let nothing =
             |error: &Error| (None, SearchRecord::default(), Some(error.to_string()), Some(error.hint().to_owned()));
         let (plan, search, message, hint) = match outcome {
@@ -136,14 +136,14 @@ impl<'a> Asked<'a> {
 
     /// Evaluates a simulated plan again. The search sums the same numbers in another order. After this evaluation, the
     /// costs are exactly those that reading the plan's file gives.
-    fn evaluated_again(&self, plan: orders::SimulatedPlan) -> Result<PlanRecord> {
+    fn evaluated_again(&self, plan: action_lists::SimulatedPlan) -> Result<PlanRecord> {
         let layers: Vec<_> = plan.ends.iter().map(|&(begin, end)| self.states.layers_between(begin, end)).collect();
         let settings = Settings {
             pipeline_micro_batch_sizes: vec![plan.micro_batch],
             recompute: vec![plan.recompute],
             ..self.settings.clone()
         };
-        self.session.ordered(&settings, layers, plan.devices, &plan.orders)
+        self.session.ordered(&settings, layers, plan.devices, &plan.schedule)
     }
 }
 
@@ -213,12 +213,13 @@ impl Session {
         settings: &Settings,
         layers: Vec<Vec<usize>>,
         devices: Vec<Vec<u32>>,
-        orders: &crate::schedule::Schedule,
+        schedule: &crate::schedule::Schedule,
     ) -> Result<PlanRecord> {
         let states = CutPoints::between(&self.graph, &layers)?;
         let model = LayerSums::new(&self.graph, &states);
-        let (micro_batch, recompute, run) = orders::evaluate(&model, &self.cluster, settings, &devices, orders)?;
-        Ok(run_record(&states, (micro_batch, recompute), devices, run, orders))
+        let (micro_batch, recompute, run) =
+            action_lists::evaluate(&model, &self.cluster, settings, &devices, schedule)?;
+        Ok(run_record(&states, (micro_batch, recompute), devices, run, schedule))
     }
 }
 
@@ -233,8 +234,8 @@ fn run_record(
     states: &CutPoints,
     (pipeline_micro_batch_size, recompute): (u32, bool),
     devices: Vec<Vec<u32>>,
-    run: orders::Run,
-    orders: &crate::schedule::Schedule,
+    run: action_lists::Run,
+    schedule: &crate::schedule::Schedule,
 ) -> PlanRecord {
     let stages = (devices.into_iter().enumerate().zip(run.stages.into_iter().zip(run.in_flight)))
         .map(|((stage, devices), (cost, max_in_flight))| StageRecord {
@@ -244,9 +245,9 @@ fn run_record(
             cost,
         })
         .collect();
-    let actions = Some(orders.to_text().lines().map(str::to_owned).collect());
-    let virtual_stages = orders.rank_of_stage.len() / orders.orders.len().max(1);
-    PlanRecord { pipeline_micro_batch_size, recompute, step_s: run.step_s, stages, virtual_stages, actions }
+    let actions = Some(schedule.to_text().lines().map(str::to_owned).collect());
+    let virtual_stages_per_rank = schedule.rank_of_stage.len() / schedule.action_lists.len().max(1);
+    PlanRecord { pipeline_micro_batch_size, recompute, step_s: run.step_s, stages, virtual_stages_per_rank, actions }
 }
 
 #[pymethods]
@@ -319,7 +320,7 @@ impl Session {
             has_single_wave: settings.has_single_wave,
         };
         self.answer(py, settings, &control, progress.as_ref(), true, |asked| {
-            let tried = orders::search(&asked.problem(), &schedules, limits, asked.control)?;
+            let tried = action_lists::search(&asked.problem(), &schedules, limits, asked.control)?;
             let stopped = asked.control.stopped().map(name_of);
             Ok((tried.into_iter().map(|tried| asked.tried(tried)).collect::<Result<_>>()?, stopped))
         })
@@ -429,37 +430,37 @@ impl Session {
     }
 
     /// Returns the costs of a plan that is given as layers and devices of each stage, under the schedule of the
-    /// settings. If neither `max_in_flights` nor `orders` is given, the function chooses the micro-batches in flight or
-    /// the action lists.
-    #[pyo3(signature = (settings, stages, max_in_flights=None, orders=None))]
+    /// settings. If neither `max_in_flights` nor `schedule` is given, the function chooses the micro-batches in flight
+    /// or the action lists.
+    #[pyo3(signature = (settings, stages, max_in_flights=None, schedule=None))]
     fn evaluate(
         &self,
         py: Python<'_>,
         settings: SettingsRecord,
         stages: Vec<(Vec<usize>, Vec<u32>)>,
         max_in_flights: Option<Vec<u32>>,
-        orders: Option<Record<'_>>,
+        schedule: Option<Record<'_>>,
     ) -> PyResult<PlanRecord> {
-        let orders = orders.map(|orders| orders.to_schedule());
+        let schedule = schedule.map(|schedule| schedule.to_schedule());
         let evaluated = py.detach(|| {
             let (layers, devices): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
             let name = settings.schedule.clone();
             let settings = settings.settings();
-            if let Some(orders) = orders {
-                let (orders, is_checked) = orders?;
+            if let Some(schedule) = schedule {
+                let (schedule, is_checked) = schedule?;
                 if !is_checked {
-                    orders.validate()?;
+                    schedule.validate()?;
                 }
-                return self.ordered(&settings, layers, devices, &orders);
+                return self.ordered(&settings, layers, devices, &schedule);
             }
             let states = CutPoints::between(&self.graph, &layers)?;
             let model = LayerSums::new(&self.graph, &states);
             let control = Control::default();
             let asked = Asked { session: self, states: &states, model: &model, settings: &settings, control: &control };
-            if !orders::CERTIFIED.iter().any(|(certified, _)| *certified == name) {
-                let (size, recompute, orders, run) =
-                    orders::fastest(&model, &self.cluster, &settings, &devices, &name)?;
-                return Ok(run_record(&states, (size, recompute), devices, run, &orders));
+            if !action_lists::CERTIFIED.iter().any(|(certified, _)| *certified == name) {
+                let (size, recompute, schedule, run) =
+                    action_lists::fastest(&model, &self.cluster, &settings, &devices, &name)?;
+                return Ok(run_record(&states, (size, recompute), devices, run, &schedule));
             }
             Ok(asked.record(match max_in_flights {
                 None => hybrid::evaluate(&model, &self.cluster, &settings, &devices)?,
@@ -510,8 +511,9 @@ impl Session {
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("ONE_STAGE", orders::ONE_STAGE)?;
-    module.add("FRUGAL", orders::FRUGAL)?;
-    module.add("VIRTUAL_STAGES", orders::VIRTUAL_STAGES.map(|(name, stages)| (name, stages.to_vec())).to_vec())?;
+    module.add("ONE_STAGE", action_lists::ONE_STAGE)?;
+    module.add("FRUGAL", action_lists::FRUGAL)?;
+    module
+        .add("VIRTUAL_STAGES", action_lists::VIRTUAL_STAGES.map(|(name, stages)| (name, stages.to_vec())).to_vec())?;
     module.add_class::<Session>()
 }

@@ -322,7 +322,7 @@ impl Simulation {
             backward_stage: Vec::with_capacity(count),
             backward_micro_batch: Vec::with_capacity(count),
         };
-        for (rank, order) in (0..).zip(&self.schedule.orders) {
+        for (rank, order) in (0..).zip(&self.schedule.action_lists) {
             for iteration in 0..self.times.iterations {
                 control.check()?;
                 // Number micro-batches through all iterations, so that tables and pictures can tell them apart.
@@ -343,7 +343,7 @@ impl Simulation {
         let micro_batches = self.schedule.total_micro_batches();
         let mut columns = TransferColumns::default();
         for iteration in 0..self.times.iterations {
-            let halves = self.schedule.orders.iter().flatten().flat_map(|action| action.halves());
+            let halves = self.schedule.action_lists.iter().flatten().flat_map(|action| action.halves());
             for half in until_cancelled(halves, control) {
                 let Some(message) = Message::sent_by(half?, &self.schedule, inputs) else { continue };
                 let cost = message.cost(&self.costs);

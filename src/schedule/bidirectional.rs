@@ -133,8 +133,8 @@ pub(super) fn dualpipe_v(ranks: u32, micro_batches: u32) -> Schedule {
         // micro-batch passes in both directions.
         rank_of([(rank, 0), (2 * ranks - 1 - rank, 0)], 2 * micro_batches).eight_phases(rank, ranks, micro_batches)
     };
-    let orders = (0..ranks).map(order).collect();
-    Schedule::of_one_chain("dualpipe_v", micro_batches, snake_placement(ranks, 2), orders)
+    let action_lists = (0..ranks).map(order).collect();
+    Schedule::of_one_chain("dualpipe_v", micro_batches, snake_placement(ranks, 2), action_lists)
 }
 
 /// Builds Chimera with direct concatenation of units. Needs even `ranks`, and `micro_batches` a multiple of `ranks`.
@@ -164,15 +164,15 @@ pub(super) fn chimera(ranks: u32, micro_batches: u32) -> Schedule {
 
 /// Creates a schedule with two chains: chain 0 runs down the ranks with the first half of the micro-batches, chain 1
 /// runs up the ranks with the second half.
-fn two_chains(name: &str, ranks: u32, micro_batches: u32, orders: Vec<Vec<Action>>) -> Schedule {
+fn two_chains(name: &str, ranks: u32, micro_batches: u32, action_lists: Vec<Vec<Action>>) -> Schedule {
     Schedule {
         name: name.to_owned(),
         stages_per_pipeline: ranks,
         micro_batches: vec![0..micro_batches / 2, micro_batches / 2..micro_batches],
         // The second chain's stages are on the ranks in reverse order, as in the second half of a V.
         rank_of_stage: snake_placement(ranks, 2),
-        weight_versions: vec![1; orders.len()],
-        orders,
+        weight_versions: vec![1; action_lists.len()],
+        action_lists,
         synchronization: Synchronization::Flush,
     }
 }

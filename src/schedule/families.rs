@@ -5,10 +5,10 @@ use super::request::{Request, Sizes};
 use crate::control::Control;
 use crate::error::Result;
 
-/// Rule for the number of chunks (virtual stages) per rank.
+/// Rule for the number of virtual stages per rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Chunks {
-    /// A fixed number of chunks.
+pub enum VirtualStages {
+    /// A fixed number of virtual stages.
     Exactly(u32),
     /// Any number from 2. The default is 2.
     Several,
@@ -27,7 +27,7 @@ pub enum Synchronization {
     LockStep,
 }
 
-/// Durations for the closed forms: seconds of one micro-batch on one chunk, equal for all chunks.
+/// Durations for the closed forms: seconds of one micro-batch on one virtual stage, equal for all virtual stages.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Uniform {
     /// Duration of a forward pass, `F`.
@@ -62,8 +62,8 @@ pub struct Family {
     /// Options of [`Request`] that the family accepts besides the sizes. Other options raise an error, except
     /// durations, which families without a search ignore.
     pub options: &'static [&'static str],
-    /// Rule for the number of chunks per rank.
-    pub chunks: Chunks,
+    /// Rule for the number of virtual stages per rank.
+    pub virtual_stages_per_rank: VirtualStages,
     /// Copies of the model: 2 for bidirectional schedules that keep two, otherwise 1.
     pub chains: u32,
     /// Whether at least some backward passes are split into `I` and `W`.
@@ -74,7 +74,7 @@ pub struct Family {
     pub synchronization: Synchronization,
     /// Weight versions that rank `r` keeps, as a formula. Does not count the copies of the model in `chains`.
     pub weight_versions: &'static str,
-    /// Largest number of chunk activations that rank `r` holds, as a formula.
+    /// Largest number of activations of virtual stages that rank `r` holds, as a formula.
     pub peak: &'static str,
     /// Seconds from the first start to the last end in which a rank is idle, as a formula.
     pub bubble: &'static str,
@@ -112,8 +112,8 @@ impl Family {
         Ok(Schedule { synchronization: self.synchronization, weight_versions, ..schedule })
     }
 
-    /// Returns the largest number of chunk activations that `rank` holds, by the closed form. `None` if the family
-    /// has no closed form.
+    /// Returns the largest number of activations of virtual stages that `rank` holds, by the closed form. `None` if the
+    /// family has no closed form.
     #[must_use]
     pub fn peak_in_flight(&self, sizes: Sizes, rank: u32) -> Option<u32> {
         self.peak_of.map(|peak| peak(sizes, rank))

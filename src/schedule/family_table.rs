@@ -3,7 +3,7 @@
 //! Commands, documentation and tests read this one table. Each formula appears twice: as text for readers and as a
 //! function for tests. Both hold for equal stages and transfers that take no time.
 
-use super::families::{Chunks, Family, Synchronization, Uniform};
+use super::families::{Family, Synchronization, Uniform, VirtualStages};
 use super::interleaved::Loop;
 use super::one_f_one_b::{eager_in_flight, one_f_one_b, one_f_one_b_in_flight, overlapped};
 use super::request::{Request, Sizes};
@@ -17,7 +17,7 @@ const PLAIN: Family = Family {
     source: "",
     limits: "",
     options: &[],
-    chunks: Chunks::Exactly(1),
+    virtual_stages_per_rank: VirtualStages::Exactly(1),
     chains: 1,
     splits_backward: false,
     trains: true,
@@ -96,10 +96,10 @@ pub const FAMILIES: &[Family] = &[
         name: "1f1b",
         summary: "a warm-up of forwards, then a backward for each forward",
         source: "PipeDream-Flush (Narayanan et al., 2021); DAPPLE (Fan et al., 2021), policy PA",
-        options: &["cap", "max_in_flight"],
-        peak: "min(M, p - r, cap)",
+        options: &["activation_limit", "max_in_flight"],
+        peak: "min(M, p - r, activation_limit)",
         bubble: "(p - 1) (F + B)",
-        peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank).min(sizes.cap)),
+        peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank).min(sizes.activation_limit)),
         bubble_of: Some(fill_and_drain),
         build: |sizes, request, _| with_in_flight_limits(sizes, request, "1f1b", one_f_one_b_in_flight),
         ..PLAIN
@@ -108,10 +108,10 @@ pub const FAMILIES: &[Family] = &[
         name: "eager_1f1b",
         summary: "1F1B with a warm-up nearly twice as long, which hides transfers",
         source: "DAPPLE (Fan et al., 2021), policy PB",
-        options: &["cap", "max_in_flight"],
-        peak: "min(M, 2 (p - r) - 1, cap)",
+        options: &["activation_limit", "max_in_flight"],
+        peak: "min(M, 2 (p - r) - 1, activation_limit)",
         bubble: "(p - 1) (F + B)",
-        peak_of: Some(|sizes, rank| sizes.micro_batches.min(2 * (sizes.ranks - rank) - 1).min(sizes.cap)),
+        peak_of: Some(|sizes, rank| sizes.micro_batches.min(2 * (sizes.ranks - rank) - 1).min(sizes.activation_limit)),
         bubble_of: Some(fill_and_drain),
         build: |sizes, request, _| with_in_flight_limits(sizes, request, "eager_1f1b", eager_in_flight),
         ..PLAIN
@@ -173,13 +173,13 @@ pub const FAMILIES: &[Family] = &[
         summary: "1F1B with several virtual stages per rank, in groups of micro-batches",
         source: "Megatron-LM (Narayanan et al., 2021)",
         limits: IN_GROUPS,
-        options: &["chunks", "group_size"],
+        options: &["virtual_stages_per_rank", "group_size"],
         accepts: Sizes::are_in_groups,
-        chunks: Chunks::Several,
+        virtual_stages_per_rank: VirtualStages::Several,
         peak: "min(v M, (v - 1) g + 2 (p - r - 1) + 1)",
         bubble: "(p - 1) (F + B) if g = p",
         peak_of: Some(|sizes, rank| {
-            let Sizes { ranks: p, chunks: v, micro_batches: m, group_size: g, .. } = sizes;
+            let Sizes { ranks: p, virtual_stages_per_rank: v, micro_batches: m, group_size: g, .. } = sizes;
             (v * m).min((v - 1) * g + 2 * (p - rank - 1) + 1)
         }),
         bubble_of: Some(fill_and_drain),
@@ -191,14 +191,14 @@ pub const FAMILIES: &[Family] = &[
         summary: "interleaved 1F1B whose steady state runs a forward and a backward as one",
         source: "Megatron-LM, combined 1F1B",
         limits: IN_GROUPS,
-        options: &["chunks", "group_size"],
+        options: &["virtual_stages_per_rank", "group_size"],
         accepts: Sizes::are_in_groups,
-        chunks: Chunks::Several,
+        virtual_stages_per_rank: VirtualStages::Several,
         peak: "min(v M, (v - 1) g + 2 (p - r))",
         bubble: "(p - 1) (F + B) on the last rank if g = p",
         bubble_of: Some(fill_and_drain),
         peak_of: Some(|sizes, rank| {
-            let Sizes { ranks: p, chunks: v, micro_batches: m, group_size: g, .. } = sizes;
+            let Sizes { ranks: p, virtual_stages_per_rank: v, micro_batches: m, group_size: g, .. } = sizes;
             (v * m).min((v - 1) * g + 2 * (p - rank))
         }),
         build: |sizes, _, _| Ok(looped(sizes).interleaved_overlap()),
@@ -208,35 +208,42 @@ pub const FAMILIES: &[Family] = &[
         name: "looped_bfs",
         summary: "all forwards of a virtual stage before those of the next, backwards in reverse",
         source: "Breadth-first pipeline parallelism (Lamy-Poirier, 2023)",
-        options: &["chunks"],
-        chunks: Chunks::Several,
+        options: &["virtual_stages_per_rank"],
+        virtual_stages_per_rank: VirtualStages::Several,
         peak: "v M",
         bubble: "(p - 1) (F + B) if M >= p",
-        peak_of: Some(|sizes, _| sizes.chunks * sizes.micro_batches),
+        peak_of: Some(|sizes, _| sizes.virtual_stages_per_rank * sizes.micro_batches),
         bubble_of: Some(fill_and_drain),
-        build: |sizes, _, _| Ok(fill_drain::looped_breadth_first(sizes.ranks, sizes.chunks, sizes.micro_batches)),
+        build: |sizes, _, _| {
+            Ok(fill_drain::looped_breadth_first(sizes.ranks, sizes.virtual_stages_per_rank, sizes.micro_batches))
+        },
         ..PLAIN
     },
     Family {
         name: "hanayo",
         summary: "waves down and up the ranks, with two virtual stages per rank for each wave",
         source: "Hanayo (Liu et al., 2023)",
-        options: &["chunks", "cap"],
-        chunks: Chunks::Even,
-        peak: "at most v p, or cap",
-        bubble: "about 1.4 (p - 1) (F + B) if M = p; a cap of 2 v p keeps it near that for more micro-batches",
+        options: &["virtual_stages_per_rank", "activation_limit"],
+        virtual_stages_per_rank: VirtualStages::Even,
+        peak: "at most v p, or activation_limit",
+        bubble: "about 1.4 (p - 1) (F + B) if M = p; a limit of 2 v p keeps it near that for more micro-batches",
         build: |sizes, request, _| {
-            let Sizes { ranks, chunks, micro_batches, .. } = sizes;
-            // Each micro-batch in flight may hold one activation per chunk of the rank, so a cap in activations limits
-            // the micro-batches in flight to `cap / chunks`.
-            let under_way = request.cap.map_or(ranks, |cap| cap / chunks);
+            let Sizes { ranks, virtual_stages_per_rank, micro_batches, .. } = sizes;
+            // Each micro-batch in flight may hold one activation per virtual stage of the rank, so an activation limit
+            // limits the micro-batches in flight to `activation_limit / virtual_stages_per_rank`.
+            let under_way =
+                request.activation_limit.map_or(ranks, |activation_limit| activation_limit / virtual_stages_per_rank);
             if under_way == 0 {
                 return Err(Error::argument(
-                    format!("`cap` is {}, but one micro-batch in flight holds {chunks} chunks of a rank", sizes.cap),
-                    format!("set it to {chunks} or more"),
+                    format!(
+                        "`activation_limit` is {}, but one micro-batch in flight holds \
+                         {virtual_stages_per_rank} virtual stages of a rank",
+                        sizes.activation_limit
+                    ),
+                    format!("set it to {virtual_stages_per_rank} or more"),
                 ));
             }
-            Ok(wave::hanayo(ranks, chunks, micro_batches, under_way))
+            Ok(wave::hanayo(ranks, virtual_stages_per_rank, micro_batches, under_way))
         },
         ..PLAIN
     },
@@ -270,14 +277,14 @@ pub const FAMILIES: &[Family] = &[
         name: "zb",
         summary: "weight gradients fill gaps greedily, under any activation limit and for uneven stages",
         source: "Zero bubble pipeline parallelism (Qi et al., 2023), section 3.1",
-        options: &["cap", "durations"],
+        options: &["activation_limit", "durations"],
         splits_backward: true,
-        peak: "at most cap, 2 p if not given",
-        bubble: "found by search; (p - 1) F with a cap of 2 p",
+        peak: "at most activation_limit, 2 p if not given",
+        bubble: "found by search; (p - 1) F with a limit of 2 p",
         build: |sizes, request, control| {
             // With 2 p activations, the search reaches ZB-H2's bubble of (p - 1) F on equal stages.
-            let cap = request.cap.unwrap_or(2 * sizes.ranks);
-            zb_greedy::zb(sizes.ranks, sizes.micro_batches, cap, &request.durations(sizes)?, control)
+            let activation_limit = request.activation_limit.unwrap_or(2 * sizes.ranks);
+            zb_greedy::zb(sizes.ranks, sizes.micro_batches, activation_limit, &request.durations(sizes)?, control)
         },
         ..PLAIN
     },
@@ -286,14 +293,14 @@ pub const FAMILIES: &[Family] = &[
         summary: "interleaved 1F1B with split backwards",
         source: "PyTorch, ScheduleInterleavedZeroBubble, after Qi et al. (2023)",
         limits: IN_GROUPS,
-        options: &["chunks", "group_size"],
+        options: &["virtual_stages_per_rank", "group_size"],
         accepts: Sizes::are_in_groups,
-        chunks: Chunks::Several,
+        virtual_stages_per_rank: VirtualStages::Several,
         splits_backward: true,
         peak: "min(v M, (v - 1) g + p)",
         bubble: "(p - 1) F if g = p",
         peak_of: Some(|sizes, _| {
-            let Sizes { ranks: p, chunks: v, micro_batches: m, group_size: g, .. } = sizes;
+            let Sizes { ranks: p, virtual_stages_per_rank: v, micro_batches: m, group_size: g, .. } = sizes;
             (v * m).min((v - 1) * g + p)
         }),
         bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
@@ -305,7 +312,7 @@ pub const FAMILIES: &[Family] = &[
         summary: "split backwards on a V: no bubble inside a rank, with 1F1B's memory",
         source: "Pipeline parallelism with controllable memory (Qi et al., 2024), ZB-V",
         options: &["durations"],
-        chunks: Chunks::Exactly(2),
+        virtual_stages_per_rank: VirtualStages::Exactly(2),
         splits_backward: true,
         peak: "min(2 M, 2 p)",
         bubble: "(p - 1) F",
@@ -323,7 +330,7 @@ pub const FAMILIES: &[Family] = &[
         summary: "split backwards on a V with half of 1F1B's memory",
         source: "Pipeline parallelism with controllable memory (Qi et al., 2024), V-Half",
         options: &["durations"],
-        chunks: Chunks::Exactly(2),
+        virtual_stages_per_rank: VirtualStages::Exactly(2),
         splits_backward: true,
         peak: "at most 2 ⌊(p + 2) / 2⌋",
         bubble: "found by squeezing repeated blocks",
@@ -337,7 +344,7 @@ pub const FAMILIES: &[Family] = &[
         summary: "split backwards on a V with a third of 1F1B's memory",
         source: "Pipeline parallelism with controllable memory (Qi et al., 2024), V-Min",
         options: &["durations"],
-        chunks: Chunks::Exactly(2),
+        virtual_stages_per_rank: VirtualStages::Exactly(2),
         splits_backward: true,
         peak: "at most 2 ⌊(p + 4) / 3⌋",
         bubble: "found by squeezing repeated blocks",
@@ -370,7 +377,7 @@ pub const FAMILIES: &[Family] = &[
         summary: "DualPipe folded into a V: one copy of the weights",
         source: "DualPipeV, cut in half from DualPipe (Sea AI Lab, 2025)",
         limits: "M at least 2 p",
-        chunks: Chunks::Exactly(2),
+        virtual_stages_per_rank: VirtualStages::Exactly(2),
         splits_backward: true,
         peak: "2 p + 1",
         bubble: "(p - 1) (F‖B + B - 3 W)",
@@ -403,8 +410,8 @@ fn dual_bubble(factor: u32, uniform: Uniform) -> f64 {
 }
 
 fn looped(sizes: Sizes) -> Loop {
-    let Sizes { ranks, chunks, micro_batches, group_size, .. } = sizes;
-    Loop { ranks, chunks, group_size, micro_batches }
+    let Sizes { ranks, virtual_stages_per_rank, micro_batches, group_size, .. } = sizes;
+    Loop { ranks, virtual_stages_per_rank, group_size, micro_batches }
 }
 
 fn named(name: &str, schedule: Schedule) -> Schedule {
@@ -419,7 +426,7 @@ fn with_in_flight_limits(
 ) -> Result<Schedule> {
     let max_in_flight = match request.max_in_flight(sizes)? {
         Some(max_in_flight) => max_in_flight,
-        None => default_limits(sizes.ranks, sizes.micro_batches, sizes.cap),
+        None => default_limits(sizes.ranks, sizes.micro_batches, sizes.activation_limit),
     };
     Ok(named(name, one_f_one_b(&max_in_flight, sizes.micro_batches)))
 }

@@ -16,21 +16,21 @@ pub(super) fn forward_only(name: &str, ranks: u32, micro_batches: u32) -> Schedu
     one_stage_each(name, ranks, micro_batches, |stage| (0..micro_batches).map(|i| Action::forward(stage, i)).collect())
 }
 
-/// Builds the breadth-first looped schedule. Each rank runs all forwards of its first chunk, then of the next, and so
-/// on. The backwards run in reverse order of chunks and of micro-batches.
-pub(super) fn looped_breadth_first(ranks: u32, chunks: u32, micro_batches: u32) -> Schedule {
+/// Builds the breadth-first looped schedule. Each rank runs all forwards of its first virtual stage, then of the next,
+/// and so on. The backwards run in reverse order of virtual stages and of micro-batches.
+pub(super) fn looped_breadth_first(ranks: u32, virtual_stages_per_rank: u32, micro_batches: u32) -> Schedule {
     let order = |rank: u32| {
-        let mut order = Vec::with_capacity(2 * (chunks * micro_batches) as usize);
-        for chunk in 0..chunks {
-            order.extend((0..micro_batches).map(|i| Action::forward(chunk * ranks + rank, i)));
+        let mut order = Vec::with_capacity(2 * (virtual_stages_per_rank * micro_batches) as usize);
+        for virtual_stage in 0..virtual_stages_per_rank {
+            order.extend((0..micro_batches).map(|i| Action::forward(virtual_stage * ranks + rank, i)));
         }
-        for chunk in (0..chunks).rev() {
-            order.extend((0..micro_batches).rev().map(|i| Action::backward(chunk * ranks + rank, i)));
+        for virtual_stage in (0..virtual_stages_per_rank).rev() {
+            order.extend((0..micro_batches).rev().map(|i| Action::backward(virtual_stage * ranks + rank, i)));
         }
         order
     };
-    // Looped placement puts stage s + 1 on the next rank, so each chunk fills the pipeline while the previous chunk
-    // still runs.
-    let orders = (0..ranks).map(order).collect();
-    Schedule::of_one_chain("looped_bfs", micro_batches, loop_placement(ranks, chunks), orders)
+    // Looped placement puts stage s + 1 on the next rank, so each virtual stage fills the pipeline while the previous
+    // virtual stage still runs.
+    let action_lists = (0..ranks).map(order).collect();
+    Schedule::of_one_chain("looped_bfs", micro_batches, loop_placement(ranks, virtual_stages_per_rank), action_lists)
 }

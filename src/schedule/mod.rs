@@ -3,7 +3,7 @@
 //! A [`Schedule`] holds the placement of stages and the order of actions, but no seconds and no bytes. [`build`] makes
 //! the published schedules by name from one table, [`FAMILIES`]. Other schedules are read from text.
 //!
-//! Notation, here and in every family: `p` pipeline ranks, `v` virtual stages (*chunks*) per rank, `S = p v` stages,
+//! Notation, here and in every family: `p` pipeline ranks, `v` virtual stages per rank, `S = p v` stages,
 //! `M` micro-batches, `r` a rank counted from 0. `F` is a forward pass and `B` a whole backward pass. A split backward
 //! pass is `I` (input gradient) and `W` (weight gradient).
 //! A micro-batch is *in flight* on a stage from its `F` until its activations are freed, after `B` or `W`.
@@ -30,16 +30,16 @@ mod weights;
 mod zb_greedy;
 mod zero_bubble;
 
-pub use families::{Chunks, Family, Synchronization, Uniform};
+pub use families::{Family, Synchronization, Uniform, VirtualStages};
 pub use family_table::FAMILIES;
 pub use names::{build, family};
 pub use one_f_one_b::{eager_in_flight, one_f_one_b, one_f_one_b_in_flight};
-pub use request::{Durations, MOST_ACTIONS, Request, Sizes};
+pub use request::{Durations, MAX_ACTIONS, Request, Sizes};
 pub use text::{Entry, Parameters};
 
 /// Longest time that a caller may pass, in seconds. An `f64` of 10^15 has a resolution of 0.125 s, so sums of longer
 /// times would lose the short ones.
-pub(crate) const LONGEST_S: f64 = 1e15;
+pub(crate) const MAX_S: f64 = 1e15;
 
 /// The computation that an action runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -149,9 +149,9 @@ impl fmt::Display for Action {
 /// The placement of stages on pipeline ranks, and the actions of each rank in order.
 ///
 /// Stages form one or more *chains* of equal length. A chain is a pipeline replica: one copy of the whole model. Stages
-/// `c * stages_per_pipeline .. (c + 1) * stages_per_pipeline` are chain `c`, and data flows from each stage to the next inside its
-/// chain. Bidirectional schedules have two chains. Inference on alternating hosts has one chain for each combination of
-/// hosts. All other schedules have one.
+/// `c * stages_per_pipeline .. (c + 1) * stages_per_pipeline` are chain `c`, and data flows from each stage to the next
+/// inside its chain. Bidirectional schedules have two chains. Inference on alternating hosts has one chain for each
+/// combination of hosts. All other schedules have one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     /// Name of the schedule in the literature, or the name that its text file gives.
@@ -163,7 +163,7 @@ pub struct Schedule {
     /// Rank that runs each stage, by stage.
     pub rank_of_stage: Vec<u32>,
     /// Actions of each rank, in execution order, by rank.
-    pub orders: Vec<Vec<Action>>,
+    pub action_lists: Vec<Vec<Action>>,
     /// Synchronization of the ranks beyond the data that they exchange.
     pub synchronization: Synchronization,
     /// Number of weight versions that each rank keeps, by rank.
@@ -173,14 +173,19 @@ pub struct Schedule {
 impl Schedule {
     /// Creates a schedule of one chain that runs micro-batches `0..micro_batches` and ends with a flush.
     #[must_use]
-    pub fn of_one_chain(name: &str, micro_batches: u32, rank_of_stage: Vec<u32>, orders: Vec<Vec<Action>>) -> Self {
+    pub fn of_one_chain(
+        name: &str,
+        micro_batches: u32,
+        rank_of_stage: Vec<u32>,
+        action_lists: Vec<Vec<Action>>,
+    ) -> Self {
         Self {
             name: name.to_owned(),
             stages_per_pipeline: to_u32(rank_of_stage.len()),
             micro_batches: std::iter::once(0..micro_batches).collect(),
             rank_of_stage,
-            weight_versions: vec![1; orders.len()],
-            orders,
+            weight_versions: vec![1; action_lists.len()],
+            action_lists,
             synchronization: Synchronization::Flush,
         }
     }
@@ -191,12 +196,12 @@ impl Schedule {
     /// Each rank keeps the warm-up depth of its action list. A schedule with a flush is returned unchanged.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `iterations` is 0, or there are more actions than [`MOST_ACTIONS`].
+    /// [`Error::Argument`] if `iterations` is 0, or there are more actions than [`MAX_ACTIONS`].
     pub fn without_flush(&self, iterations: u32) -> Result<Self> {
         let actions = self.action_count() as u64 * u64::from(iterations);
-        if iterations == 0 || actions > MOST_ACTIONS {
+        if iterations == 0 || actions > MAX_ACTIONS {
             return Err(Error::argument(
-                format!("{iterations} iterations have {actions} actions, but 1 to {MOST_ACTIONS} are supported"),
+                format!("{iterations} iterations have {actions} actions, but 1 to {MAX_ACTIONS} are supported"),
                 "change the number of iterations or micro-batches",
             ));
         }
@@ -206,13 +211,13 @@ impl Schedule {
         // All asynchronous families are 1F1B with their own warm-up. The peak in flight of a 1F1B rank equals its
         // warm-up depth, so rebuilding 1F1B with these depths and more micro-batches gives the longer schedule.
         let longer = one_f_one_b(&self.peak_in_flight(), self.total_micro_batches() * iterations);
-        Ok(Self { micro_batches: longer.micro_batches, orders: longer.orders, ..self.clone() })
+        Ok(Self { micro_batches: longer.micro_batches, action_lists: longer.action_lists, ..self.clone() })
     }
 
     /// Returns the number of pipeline ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
-        to_u32(self.orders.len())
+        to_u32(self.action_lists.len())
     }
 
     /// Returns the number of stages over all chains.
@@ -230,7 +235,7 @@ impl Schedule {
     /// Returns the number of actions over all ranks. An overlapped pair counts as one.
     #[must_use]
     pub fn action_count(&self) -> usize {
-        self.orders.iter().map(Vec::len).sum()
+        self.action_lists.iter().map(Vec::len).sum()
     }
 
     /// Returns the largest number of virtual-stage activations that each rank holds at once. An activation is held from
@@ -247,12 +252,12 @@ impl Schedule {
     /// ```
     #[must_use]
     pub fn peak_in_flight(&self) -> Vec<u32> {
-        let has_backward = self.orders.iter().flatten().any(|action| action.kind != Kind::Forward);
+        let has_backward = self.action_lists.iter().flatten().any(|action| action.kind != Kind::Forward);
         if !has_backward {
             // Inference frees an activation as soon as it is sent, so a rank holds at most the one it computes.
-            return self.orders.iter().map(|order| u32::from(!order.is_empty())).collect();
+            return self.action_lists.iter().map(|order| u32::from(!order.is_empty())).collect();
         }
-        self.orders.iter().map(|order| peak_of(order)).collect()
+        self.action_lists.iter().map(|order| peak_of(order)).collect()
     }
 }
 
@@ -276,23 +281,23 @@ fn one_stage_each(name: &str, ranks: u32, micro_batches: u32, order: impl Fn(u32
     Schedule::of_one_chain(name, micro_batches, (0..ranks).collect(), (0..ranks).map(order).collect())
 }
 
-/// Returns the rank of each stage for looped placement, as in interleaved 1F1B: chunk `c` of rank `r` is stage
+/// Returns the rank of each stage for looped placement, as in interleaved 1F1B: virtual stage `c` of rank `r` is stage
 /// `c p + r`.
 #[must_use]
-pub fn loop_placement(ranks: u32, chunks: u32) -> Vec<u32> {
-    (0..ranks * chunks).map(|stage| stage % ranks).collect()
+pub fn loop_placement(ranks: u32, virtual_stages_per_rank: u32) -> Vec<u32> {
+    (0..ranks * virtual_stages_per_rank).map(|stage| stage % ranks).collect()
 }
 
-/// Returns the rank of each stage for snake placement: down the ranks and up again. Two chunks per rank make a V, more
-/// make a zigzag.
+/// Returns the rank of each stage for snake placement: down the ranks and up again. Two virtual stages per rank make a
+/// V, more make a zigzag.
 #[must_use]
-pub fn snake_placement(ranks: u32, chunks: u32) -> Vec<u32> {
-    (0..ranks * chunks)
+pub fn snake_placement(ranks: u32, virtual_stages_per_rank: u32) -> Vec<u32> {
+    (0..ranks * virtual_stages_per_rank)
         .map(|stage| if (stage / ranks).is_multiple_of(2) { stage % ranks } else { ranks - 1 - stage % ranks })
         .collect()
 }
 
-/// Converts a number of ranks or stages. Cannot fail: [`MOST_ACTIONS`] limits both far below 2^32.
+/// Converts a number of ranks or stages. Cannot fail: [`MAX_ACTIONS`] limits both far below 2^32.
 fn to_u32(length: usize) -> u32 {
     u32::try_from(length).expect("fewer than 2^32 ranks and stages")
 }

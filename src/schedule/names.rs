@@ -15,9 +15,9 @@ pub fn family(name: &str) -> Result<&'static Family> {
         let letters = |name: &str| name.to_lowercase().replace(['_', '-', ' '], "");
         let mut near: Vec<(usize, &str)> =
             FAMILIES.iter().map(|family| (edits(&letters(name), &letters(family.name)), family.name)).collect();
-        let least = near.iter().map(|&(edits, _)| edits).min().unwrap_or_default();
+        let min = near.iter().map(|&(edits, _)| edits).min().unwrap_or_default();
         // More than three edits is rarely a typing error in names this short, so such a suggestion would mislead.
-        near.retain(|&(edits, _)| edits == least && edits <= 3);
+        near.retain(|&(edits, _)| edits == min && edits <= 3);
         let hint = match near.as_slice() {
             [] => "`hpgo schedules` lists them all".to_owned(),
             near => {
@@ -50,7 +50,7 @@ fn edits(from: &str, to: &str) -> usize {
 /// ```
 /// use hpgo::schedule::{Request, build};
 ///
-/// let schedule = build("interleaved", &Request { chunks: Some(3), ..Request::new(4, 8) })?;
+/// let schedule = build("interleaved", &Request { virtual stages: Some(3), ..Request::new(4, 8) })?;
 /// assert_eq!(schedule.stages(), 12);
 /// assert_eq!(build("dualpipe", &Request::new(4, 6)).unwrap_err().hint(), "it needs p even, M even and at least 2 p");
 /// # Ok::<(), hpgo::Error>(())

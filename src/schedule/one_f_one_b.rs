@@ -10,20 +10,20 @@
 
 use super::{Action, Schedule, one_stage_each};
 
-/// Returns the in-flight limit of each stage in plain 1F1B: `min(M, S - s)`, and at most `cap`.
+/// Returns the in-flight limit of each stage in plain 1F1B: `min(M, S - s)`, and at most `activation_limit`.
 ///
 /// Source: PipeDream-Flush (Narayanan et al., 2021); DAPPLE (Fan et al., 2021), policy PA.
 #[must_use]
-pub fn one_f_one_b_in_flight(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32> {
-    (0..stages).map(|stage| (stages - stage).min(micro_batches).min(cap)).collect()
+pub fn one_f_one_b_in_flight(stages: u32, micro_batches: u32, activation_limit: u32) -> Vec<u32> {
+    (0..stages).map(|stage| (stages - stage).min(micro_batches).min(activation_limit)).collect()
 }
 
-/// Returns the in-flight limit of each stage in eager 1F1B: `min(M, 2 (S - s) - 1)`, and at most `cap`.
+/// Returns the in-flight limit of each stage in eager 1F1B: `min(M, 2 (S - s) - 1)`, and at most `activation_limit`.
 ///
 /// Source: DAPPLE (Fan et al., 2021), policy PB.
 #[must_use]
-pub fn eager_in_flight(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32> {
-    (0..stages).map(|stage| (2 * (stages - stage) - 1).min(micro_batches).min(cap)).collect()
+pub fn eager_in_flight(stages: u32, micro_batches: u32, activation_limit: u32) -> Vec<u32> {
+    (0..stages).map(|stage| (2 * (stages - stage) - 1).min(micro_batches).min(activation_limit)).collect()
 }
 
 /// Builds 1F1B with one stage per rank. Stage `s` warms up with `max_in_flights[s]` forwards, clamped to
@@ -40,10 +40,10 @@ pub fn eager_in_flight(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32> {
 /// ```
 #[must_use]
 pub fn one_f_one_b(max_in_flights: &[u32], micro_batches: u32) -> Schedule {
-    let orders =
+    let action_lists =
         (0..).zip(max_in_flights).map(|(stage, &max_in_flight)| order(stage, max_in_flight, micro_batches)).collect();
     let rank_of_stage = (0..).zip(max_in_flights).map(|(stage, _)| stage).collect();
-    Schedule::of_one_chain("1f1b", micro_batches, rank_of_stage, orders)
+    Schedule::of_one_chain("1f1b", micro_batches, rank_of_stage, action_lists)
 }
 
 fn order(stage: u32, max_in_flight: u32, micro_batches: u32) -> Vec<Action> {

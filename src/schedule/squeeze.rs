@@ -1,8 +1,9 @@
 //! Removal of idle gaps from a schedule: a rank that would wait runs a later action of its list that is ready.
 //!
 //! The algorithm runs the action lists in virtual time. Each idle rank takes its first action whose inputs are
-//! available. A forward moves only past actions that leave it an activation under the cap, so a valid order never
-//! becomes a deadlock. An input gradient that is ready runs before a weight gradient, because other ranks wait for it.
+//! available. A forward moves only past actions that leave it an activation under the activation limit, so a valid
+//! order never becomes a deadlock. An input gradient that is ready runs before a weight gradient, because other ranks
+//! wait for it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,18 +19,23 @@ const LOOK_AHEAD: usize = 64;
 /// rounding errors.
 const SAME_S: f64 = 1e-9;
 
-/// Returns `schedule` with its idle gaps removed, under `cap` activations per rank. `schedule` must have one chain and
-/// split backwards.
-pub(super) fn squeeze(schedule: &Schedule, cap: u32, durations: &Durations, control: &Control) -> Result<Schedule> {
-    // A forward that moves ahead too early uses memory that another micro-batch needs later. So first remove gaps without
-    // moving forwards: on this tighter order, fewer forwards move ahead. Both orders are starting points, because neither
-    // is always better.
+/// Returns `schedule` with its idle gaps removed, under `activation_limit` activations per rank. `schedule` must have
+/// one chain and split backwards.
+pub(super) fn squeeze(
+    schedule: &Schedule,
+    activation_limit: u32,
+    durations: &Durations,
+    control: &Control,
+) -> Result<Schedule> {
+    // A forward that moves ahead too early uses memory that another micro-batch needs later. So first remove gaps
+    // without moving forwards: on this tighter order, fewer forwards move ahead. Both orders are starting points,
+    // because neither is always better.
     let in_turn = Waits { eager: false, patient: false };
-    let (tight, _) = carried_out(schedule, cap, durations, in_turn, control)?;
+    let (tight, _) = carried_out(schedule, activation_limit, durations, in_turn, control)?;
     let mut best: Option<(Schedule, f64)> = None;
     for from in [schedule, &tight] {
         for patient in [false, true] {
-            let tried = carried_out(from, cap, durations, Waits { eager: true, patient }, control)?;
+            let tried = carried_out(from, activation_limit, durations, Waits { eager: true, patient }, control)?;
             if best.as_ref().is_none_or(|best| tried.1 + SAME_S < best.1) {
                 best = Some(tried);
             }
@@ -51,16 +57,16 @@ struct Waits {
 /// Runs `schedule` in virtual time under one policy. Returns the resulting order and its makespan in seconds.
 fn carried_out(
     schedule: &Schedule,
-    cap: u32,
+    activation_limit: u32,
     durations: &Durations,
     waits: Waits,
     control: &Control,
 ) -> Result<(Schedule, f64)> {
-    let mut run = Run::new(schedule, cap, durations, waits);
+    let mut run = Run::new(schedule, activation_limit, durations, waits);
     run.run(control)?;
     let makespan_s = run.ranks.iter().map(|rank| rank.free_s).fold(0.0, f64::max);
-    let orders = run.ranks.into_iter().map(|rank| rank.order).collect();
-    Ok((Schedule { orders, ..schedule.clone() }, makespan_s))
+    let action_lists = run.ranks.into_iter().map(|rank| rank.order).collect();
+    Ok((Schedule { action_lists, ..schedule.clone() }, makespan_s))
 }
 
 struct Rank {
@@ -75,7 +81,7 @@ struct Rank {
 struct Run<'a> {
     durations: &'a Durations,
     rank_of_stage: &'a [u32],
-    cap: u32,
+    activation_limit: u32,
     waits: Waits,
     /// Time at which the input of each forward and each input gradient is available, by `[stage][micro-batch]`.
     forward_ready_s: Vec<f64>,
@@ -107,13 +113,13 @@ impl Ord for Instant {
 }
 
 impl<'a> Run<'a> {
-    fn new(schedule: &'a Schedule, cap: u32, durations: &'a Durations, waits: Waits) -> Self {
+    fn new(schedule: &'a Schedule, activation_limit: u32, durations: &'a Durations, waits: Waits) -> Self {
         let micro_batches = schedule.total_micro_batches() as usize;
         let cells = micro_batches * schedule.rank_of_stage.len();
         let mut forward_ready_s = vec![f64::INFINITY; cells];
         // The inputs of stage 0 are the training data, which is available from the start.
         forward_ready_s[..micro_batches].fill(0.0);
-        let ranks = schedule.orders.iter().map(|order| Rank {
+        let ranks = schedule.action_lists.iter().map(|order| Rank {
             order: Vec::with_capacity(order.len()),
             todo: order.iter().copied().map(Some).collect(),
             first: 0,
@@ -123,14 +129,14 @@ impl<'a> Run<'a> {
         Self {
             durations,
             rank_of_stage: &schedule.rank_of_stage,
-            cap,
+            activation_limit,
             waits,
             forward_ready_s,
             input_ready_s: vec![f64::INFINITY; cells],
             micro_batches,
             inputs_done: vec![0; schedule.rank_of_stage.len()],
             ranks: ranks.collect(),
-            queue: (0..schedule.orders.len()).map(|rank| Reverse((Instant(0.0), rank))).collect(),
+            queue: (0..schedule.action_lists.len()).map(|rank| Reverse((Instant(0.0), rank))).collect(),
         }
     }
 
@@ -159,7 +165,7 @@ impl<'a> Run<'a> {
     fn choose(&self, rank: usize, now_s: f64) -> Option<usize> {
         let Rank { todo, first, held, .. } = &self.ranks[rank];
         // Activations that the rank would hold if it ran the examined actions in order. A forward that moves ahead adds
-        // one to all of them, so it may move only while this maximum is below the cap.
+        // one to all of them, so it may move only while this maximum is below the limit.
         let (mut held, mut max_held) = (*held, *held);
         let mut weight = None;
         let mut soonest_s = f64::INFINITY;
@@ -171,7 +177,10 @@ impl<'a> Run<'a> {
                     let ready = self.forward_ready_s[self.cell(action)] <= now_s + SAME_S;
                     // A forward is not taken past a weight gradient that is ready: the weight gradient frees memory and
                     // fills the gap as well.
-                    if ready && weight.is_none() && (turn == 0 || (self.waits.eager && max_held < self.cap)) {
+                    if ready
+                        && weight.is_none()
+                        && (turn == 0 || (self.waits.eager && max_held < self.activation_limit))
+                    {
                         return Some(place);
                     }
                     held += 1;

@@ -164,9 +164,10 @@ impl Schedule {
     /// the error of [`Schedule::validate`].
     pub fn from_text(name: &str, text: &str) -> Result<Self> {
         let lines: Vec<&str> = text.trim_end().lines().collect();
-        let orders = lines.iter().enumerate().map(|(rank, line)| read_line(rank, line)).collect::<Result<Vec<_>>>()?;
-        let rank_of_stage = place(&orders)?;
-        let ranges = ranges(&orders, rank_of_stage.len());
+        let action_lists =
+            lines.iter().enumerate().map(|(rank, line)| read_line(rank, line)).collect::<Result<Vec<_>>>()?;
+        let rank_of_stage = place(&action_lists)?;
+        let ranges = ranges(&action_lists, rank_of_stage.len());
         // The text does not name chains. Recover them from the micro-batches: neighboring stages of one chain run the
         // same ones.
         let runs: Vec<&[Range<u32>]> = ranges.chunk_by(|one, next| one == next).collect();
@@ -188,8 +189,8 @@ impl Schedule {
             stages_per_pipeline: to_u32(rank_of_stage.len() / micro_batches.len()),
             micro_batches,
             rank_of_stage,
-            weight_versions: vec![1; orders.len()],
-            orders,
+            weight_versions: vec![1; action_lists.len()],
+            action_lists,
             synchronization: Synchronization::Flush,
         };
         schedule.validate()?;
@@ -199,7 +200,7 @@ impl Schedule {
     /// Formats the schedule with one line per rank, and commas between the actions.
     #[must_use]
     pub fn to_text(&self) -> String {
-        self.orders.iter().map(|order| join(order.iter()) + "\n").collect()
+        self.action_lists.iter().map(|order| join(order.iter()) + "\n").collect()
     }
 
     /// Formats the schedule like [`Schedule::to_text`], with an empty cell in each step in which a rank waits. Every
@@ -214,7 +215,7 @@ impl Schedule {
         Ok(self
             .steps()
             .iter()
-            .zip(&self.orders)
+            .zip(&self.action_lists)
             .map(|(steps, order)| {
                 let mut line = String::new();
                 let mut column = 0;
@@ -235,12 +236,13 @@ impl Schedule {
         let mut forward = vec![0; width * self.rank_of_stage.len()];
         let mut backward = forward.clone();
         let at = |stage: u32, micro_batch: u32| stage as usize * width + micro_batch as usize;
-        let mut steps: Vec<Vec<usize>> = self.orders.iter().map(|order| Vec::with_capacity(order.len())).collect();
+        let mut steps: Vec<Vec<usize>> =
+            self.action_lists.iter().map(|order| Vec::with_capacity(order.len())).collect();
         let total = self.action_count();
         let mut run = 0;
         // A valid schedule has no deadlock, so each pass over the ranks runs at least one action and the loop ends.
         while run < total {
-            for (order, steps) in self.orders.iter().zip(&mut steps) {
+            for (order, steps) in self.action_lists.iter().zip(&mut steps) {
                 while let Some(entry) = order.get(steps.len()) {
                     // An overlapped pair starts when the inputs of both its passes are available.
                     let ready = entry.halves().try_fold(0, |latest, action| {
@@ -293,10 +295,10 @@ fn read_line(rank: usize, line: &str) -> Result<Vec<Action>> {
 }
 
 /// Returns the rank of each stage: the line that names the stage.
-fn place(orders: &[Vec<Action>]) -> Result<Vec<u32>> {
-    let actions = orders.iter().flatten().flat_map(|entry| entry.halves());
+fn place(action_lists: &[Vec<Action>]) -> Result<Vec<u32>> {
+    let actions = action_lists.iter().flatten().flat_map(|entry| entry.halves());
     let stages = actions.map(|action| action.stage as usize + 1).max().unwrap_or(0);
-    let entries: usize = orders.iter().map(Vec::len).sum();
+    let entries: usize = action_lists.iter().map(Vec::len).sum();
     // Check before the allocation: one wrong number in a file may claim 2^32 stages. Each action names at most two.
     if stages == 0 || stages > 2 * entries {
         return Err(Error::schedule(
@@ -305,7 +307,7 @@ fn place(orders: &[Vec<Action>]) -> Result<Vec<u32>> {
         ));
     }
     let mut ranks = vec![None; stages];
-    for (rank, order) in orders.iter().enumerate() {
+    for (rank, order) in action_lists.iter().enumerate() {
         for action in order.iter().flat_map(|entry| entry.halves()) {
             let owner = ranks[action.stage as usize].get_or_insert(rank);
             if *owner != rank {
@@ -326,10 +328,10 @@ fn place(orders: &[Vec<Action>]) -> Result<Vec<u32>> {
 }
 
 /// Returns the range of micro-batches that each stage runs.
-fn ranges(orders: &[Vec<Action>], stages: usize) -> Vec<Range<u32>> {
+fn ranges(action_lists: &[Vec<Action>], stages: usize) -> Vec<Range<u32>> {
     let none = Range { start: u32::MAX, end: 0 };
     let mut ranges = vec![none; stages];
-    for action in orders.iter().flatten().flat_map(|entry| entry.halves()) {
+    for action in action_lists.iter().flatten().flat_map(|entry| entry.halves()) {
         let range = &mut ranges[action.stage as usize];
         range.start = range.start.min(action.micro_batch);
         range.end = range.end.max(action.micro_batch.saturating_add(1));

@@ -6,12 +6,12 @@ use super::{Action, Durations, Kind, Schedule, snake_placement};
 use crate::control::Control;
 use crate::error::Result;
 
-/// Builder of the action list of one rank. Chunk 0 runs down the ranks, chunk 1 up again.
+/// Builder of the action list of one rank. Virtual stage 0 runs down the ranks, virtual stage 1 up again.
 struct Rank {
     stages: [u32; 2],
     micro_batches: u32,
     order: Vec<Action>,
-    /// Next micro-batch of each chunk, for `F`, `I` and `W`.
+    /// Next micro-batch of each virtual stage, for `F`, `I` and `W`.
     next: [[u32; 2]; 3],
 }
 
@@ -25,23 +25,23 @@ impl Rank {
         }
     }
 
-    /// Adds the next action of `kind` for a chunk. Micro-batches beyond the last are counted, but not added.
-    fn put(&mut self, kind: Kind, chunk: usize) {
+    /// Adds the next action of `kind` for a virtual stage. Micro-batches beyond the last are counted, but not added.
+    fn put(&mut self, kind: Kind, virtual_stage: usize) {
         let row = match kind {
             Kind::Forward => 0,
             Kind::InputGradient => 1,
             _ => 2,
         };
-        let next = &mut self.next[row][chunk];
+        let next = &mut self.next[row][virtual_stage];
         if *next < self.micro_batches {
-            self.order.push(Action::new(kind, self.stages[chunk], *next));
+            self.order.push(Action::new(kind, self.stages[virtual_stage], *next));
         }
         *next += 1;
     }
 
-    fn input_and_weight(&mut self, chunk: usize) {
-        self.put(Kind::InputGradient, chunk);
-        self.put(Kind::WeightGradient, chunk);
+    fn input_and_weight(&mut self, virtual_stage: usize) {
+        self.put(Kind::InputGradient, virtual_stage);
+        self.put(Kind::WeightGradient, virtual_stage);
     }
 }
 
@@ -63,7 +63,7 @@ pub(super) fn zb_v(ranks: u32, micro_batches: u32) -> Schedule {
             to.put(Kind::Forward, 1);
             to.input_and_weight(1);
         }
-        // Steady state: one forward and one split backward of each chunk, until both chunks have run all forwards.
+        // Steady state: one forward and one split backward of each virtual stage, until both have run all forwards.
         while to.next[0][1] < to.next[0][0] || to.next[0][0] < planned {
             if to.next[0][0] < planned {
                 to.put(Kind::Forward, 0);
@@ -88,8 +88,8 @@ pub(super) fn zb_v(ranks: u32, micro_batches: u32) -> Schedule {
         }
         to.order
     };
-    let orders = (0..ranks).map(order).collect();
-    Schedule::of_one_chain("zb_v", micro_batches, snake_placement(ranks, 2), orders)
+    let action_lists = (0..ranks).map(order).collect();
+    Schedule::of_one_chain("zb_v", micro_batches, snake_placement(ranks, 2), action_lists)
 }
 
 /// A function that returns the start slots of the four passes of micro-batch 0 on rank `r`: `F0`, `F1`, `I1`, `I0`.
@@ -122,16 +122,16 @@ fn of_blocks(
     ranks: u32,
     micro_batches: u32,
     block: Block,
-    cap: u32,
+    activation_limit: u32,
     durations: &Durations,
     control: &Control,
 ) -> Result<Schedule> {
-    let orders =
+    let action_lists =
         (0..ranks).map(|rank| repeat(block(ranks, rank), [rank, 2 * ranks - 1 - rank], micro_batches)).collect();
     // The blocks assume that all passes take equally long. Squeezing adapts the order to the real durations, and
     // removes the gaps in warm-up and drain.
-    let repeated = Schedule::of_one_chain(name, micro_batches, snake_placement(ranks, 2), orders);
-    squeeze(&repeated, cap, durations, control)
+    let repeated = Schedule::of_one_chain(name, micro_batches, snake_placement(ranks, 2), action_lists);
+    squeeze(&repeated, activation_limit, durations, control)
 }
 
 /// Returns the repeated blocks of one rank, one block every six slots. Each `W` takes the first free slot after its
@@ -140,9 +140,9 @@ fn repeat(block: [u32; 4], stages: [u32; 2], micro_batches: u32) -> Vec<Action> 
     const PASSES: [(Kind, usize); 4] =
         [(Kind::Forward, 0), (Kind::Forward, 1), (Kind::InputGradient, 1), (Kind::InputGradient, 0)];
     let mut slots = vec![None; (block[3] + 6 * micro_batches) as usize];
-    for (start, (kind, chunk)) in block.into_iter().zip(PASSES) {
+    for (start, (kind, virtual_stage)) in block.into_iter().zip(PASSES) {
         for i in 0..micro_batches {
-            slots[(start + 6 * i) as usize] = Some(Action::new(kind, stages[chunk], i));
+            slots[(start + 6 * i) as usize] = Some(Action::new(kind, stages[virtual_stage], i));
         }
     }
     let mut order = Vec::with_capacity(6 * micro_batches as usize);

@@ -81,9 +81,9 @@ impl Schedule {
             ));
         }
         for (stage, &rank) in self.rank_of_stage.iter().enumerate() {
-            if rank as usize >= self.orders.len() {
+            if rank as usize >= self.action_lists.len() {
                 return Err(Error::schedule(
-                    format!("stage {stage} is on rank {rank}, but there are {} ranks", self.orders.len()),
+                    format!("stage {stage} is on rank {rank}, but there are {} ranks", self.action_lists.len()),
                     "place every stage on a rank that has an order",
                 ));
             }
@@ -118,7 +118,7 @@ impl Schedule {
     /// Checks that each action exists, is on its rank, comes once and after its own forward, and that none is missing.
     fn check_each_rank(&self) -> Result<()> {
         let mut done = Done::new(self);
-        for (rank, order) in self.orders.iter().enumerate() {
+        for (rank, order) in self.action_lists.iter().enumerate() {
             for &entry in order {
                 // Both passes of a pair start together, so neither may need the other. Check both before marking them.
                 for action in entry.halves() {
@@ -188,11 +188,11 @@ impl Schedule {
     /// cycle.
     fn check_progress(&self) -> Result<()> {
         let mut done = Done::new(self);
-        let mut next = vec![0; self.orders.len()];
+        let mut next = vec![0; self.action_lists.len()];
         let mut moved = true;
         while moved {
             moved = false;
-            for (order, next) in self.orders.iter().zip(&mut next) {
+            for (order, next) in self.action_lists.iter().zip(&mut next) {
                 // Which rank advances first does not matter: an action that can run stays runnable, so a deadlock shows
                 // in every order.
                 while let Some(&entry) = order.get(*next)
@@ -204,7 +204,7 @@ impl Schedule {
                 }
             }
         }
-        match (0..next.len()).find(|&rank| next[rank] < self.orders[rank].len()) {
+        match (0..next.len()).find(|&rank| next[rank] < self.action_lists[rank].len()) {
             Some(stuck) => Err(self.deadlock(&done, &next, stuck)),
             None => Ok(()),
         }
@@ -236,18 +236,19 @@ impl Schedule {
         let mut rank = stuck;
         while !path.contains(&rank) {
             path.push(rank);
-            let awaited = self.awaited(done, self.orders[rank][next[rank]]).expect("a stuck rank waits for something");
+            let awaited =
+                self.awaited(done, self.action_lists[rank][next[rank]]).expect("a stuck rank waits for something");
             rank = self.rank_of_stage[awaited.stage as usize] as usize;
         }
         let start = path.iter().position(|&seen| seen == rank).expect("the walk ended on a rank it had seen");
         let sentences: Vec<String> = path[start..]
             .iter()
             .map(|&rank| {
-                let entry = self.orders[rank][next[rank]];
+                let entry = self.action_lists[rank][next[rank]];
                 let awaited = self.awaited(done, entry).expect("a stuck rank waits for something");
                 let owner = self.rank_of_stage[awaited.stage as usize] as usize;
                 let awaited = self.as_listed(owner, awaited);
-                let gate = self.orders[owner][next[owner]];
+                let gate = self.action_lists[owner][next[owner]];
                 format!("rank {rank} waits before `{entry}` for `{awaited}`, which rank {owner} runs after `{gate}`")
             })
             .collect();
@@ -260,7 +261,7 @@ impl Schedule {
     /// Returns the action with the kind that its rank lists: `I` where the backward is split.
     fn as_listed(&self, rank: usize, action: Action) -> Action {
         let split = Action { kind: Kind::InputGradient, ..action };
-        if action.kind == Kind::Backward && self.orders[rank].contains(&split) { split } else { action }
+        if action.kind == Kind::Backward && self.action_lists[rank].contains(&split) { split } else { action }
     }
 }
 

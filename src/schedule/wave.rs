@@ -1,8 +1,8 @@
 //! Hanayo: waves of micro-batches that run down the ranks and up again, several times.
 //!
-//! Chunks are placed on a zigzag, so that a wave turns at the ends without a transfer. Of the passes that are ready,
-//! each rank runs the one that is furthest along the model. At most `under_way` micro-batches are in the pipeline. The
-//! order results from running this rule in virtual time, with a backward twice as long as a forward.
+//! Virtual stages are placed on a zigzag, so that a wave turns at the ends without a transfer. Of the passes that are
+//! ready, each rank runs the one that is furthest along the model. At most `under_way` micro-batches are in the
+//! pipeline. The order results from running this rule in virtual time, with a backward twice as long as a forward.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,12 +14,12 @@ const FORWARD: u64 = 1;
 const BACKWARD: u64 = 2;
 const NOT_YET: u64 = u64::MAX;
 
-/// Builds Hanayo. `chunks` must be even: each wave has two. `under_way` limits the micro-batches between their first
-/// forward and their last backward.
-pub(super) fn hanayo(ranks: u32, chunks: u32, micro_batches: u32, under_way: u32) -> Schedule {
-    let mut run = Run::new(ranks, chunks, micro_batches, under_way);
+/// Builds Hanayo. `virtual_stages_per_rank` must be even: each wave has two. `under_way` limits the micro-batches
+/// between their first forward and their last backward.
+pub(super) fn hanayo(ranks: u32, virtual_stages_per_rank: u32, micro_batches: u32, under_way: u32) -> Schedule {
+    let mut run = Run::new(ranks, virtual_stages_per_rank, micro_batches, under_way);
     run.run();
-    Schedule::of_one_chain("hanayo", micro_batches, run.rank_of_stage, run.orders)
+    Schedule::of_one_chain("hanayo", micro_batches, run.rank_of_stage, run.action_lists)
 }
 
 /// State of the simulation in virtual time. Passes through the model are numbered in order: the forward of stage `s` is
@@ -35,13 +35,13 @@ struct Run {
     /// Number of micro-batches that have completed each pass.
     done: Vec<usize>,
     free: Vec<u64>,
-    orders: Vec<Vec<Action>>,
+    action_lists: Vec<Vec<Action>>,
     queue: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
 impl Run {
-    fn new(ranks: u32, chunks: u32, micro_batches: u32, under_way: u32) -> Self {
-        let (stages, count) = ((ranks * chunks) as usize, micro_batches as usize);
+    fn new(ranks: u32, virtual_stages_per_rank: u32, micro_batches: u32, under_way: u32) -> Self {
+        let (stages, count) = ((ranks * virtual_stages_per_rank) as usize, micro_batches as usize);
         let mut ready = vec![NOT_YET; 2 * stages * count];
         ready[..count].fill(0);
         Self {
@@ -49,11 +49,13 @@ impl Run {
             under_way: under_way as usize,
             stages,
             micro_batches: count,
-            rank_of_stage: snake_placement(ranks, chunks),
+            rank_of_stage: snake_placement(ranks, virtual_stages_per_rank),
             ready,
             done: vec![0; 2 * stages],
             free: vec![0; ranks as usize],
-            orders: (0..ranks).map(|_| Vec::with_capacity(2 * (chunks * micro_batches) as usize)).collect(),
+            action_lists: (0..ranks)
+                .map(|_| Vec::with_capacity(2 * (virtual_stages_per_rank * micro_batches) as usize))
+                .collect(),
             queue: (0..ranks as usize).map(|rank| Reverse((0, rank))).collect(),
         }
     }
@@ -75,9 +77,9 @@ impl Run {
 
     fn deepest_ready(&self, rank: usize, now: u64) -> Option<usize> {
         // On a zigzag, a rank holds two stages of every 2p: one on the path down and one on the path up.
-        let of_rank = (0..self.stages / self.ranks).flat_map(|chunk| {
-            let place = if chunk.is_multiple_of(2) { rank } else { self.ranks - 1 - rank };
-            let stage = chunk * self.ranks + place;
+        let of_rank = (0..self.stages / self.ranks).flat_map(|virtual_stage| {
+            let place = if virtual_stage.is_multiple_of(2) { rank } else { self.ranks - 1 - rank };
+            let stage = virtual_stage * self.ranks + place;
             [stage, 2 * self.stages - 1 - stage]
         });
         let under_way = self.done[0] - self.done[2 * self.stages - 1];
@@ -100,7 +102,7 @@ impl Run {
         let stage = u32::try_from(self.stage_of(pass)).expect("fewer than 2^32 stages");
         let number = u32::try_from(micro_batch).expect("fewer than 2^32 micro-batches");
         let action = if forward { Action::forward(stage, number) } else { Action::backward(stage, number) };
-        self.orders[rank].push(action);
+        self.action_lists[rank].push(action);
         self.free[rank] = end;
         self.queue.push(Reverse((end, rank)));
         if pass + 1 < 2 * self.stages {

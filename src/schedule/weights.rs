@@ -2,7 +2,7 @@
 //!
 //! No other action waits for a weight gradient, except for the memory that it frees. So each rank fills the gap before
 //! its next forward or input gradient with pending weight gradients, oldest first. It runs one earlier only to stay
-//! under the cap.
+//! under the activation limit.
 
 use super::{Action, Durations, Kind, Schedule};
 use crate::control::Control;
@@ -18,22 +18,27 @@ const SAME_S: f64 = 1e-9;
 /// Returns `schedule` with its weight gradients moved for the shortest makespan. `schedule` must have one chain and
 /// split backwards.
 ///
-/// It must also be valid and hold at most `cap` activations per rank.
-pub(super) fn refill(schedule: &Schedule, cap: u32, durations: &Durations, control: &Control) -> Result<Schedule> {
+/// It must also be valid and hold at most `activation_limit` activations per rank.
+pub(super) fn refill(
+    schedule: &Schedule,
+    activation_limit: u32,
+    durations: &Durations,
+    control: &Control,
+) -> Result<Schedule> {
     // No single overrun is best: a small one leaves gaps, a large one delays the next pass. After the last forward, a
     // delay adds directly to the drain, so an overrun of 0 is tried there as well.
     let pairs = OVERRUNS.into_iter().flat_map(|early| [0.0, early].map(|late| (early, late)));
     let mut shortest: Option<Run> = None;
     for overruns in pairs {
-        let mut run = Run::new(schedule, cap, durations, overruns);
+        let mut run = Run::new(schedule, activation_limit, durations, overruns);
         run.run(control)?;
         if shortest.as_ref().is_none_or(|shortest| run.makespan_s() < shortest.makespan_s() + SAME_S) {
             shortest = Some(run);
         }
     }
-    let orders =
-        shortest.map_or_else(|| schedule.orders.clone(), |run| run.ranks.into_iter().map(|rank| rank.order).collect());
-    Ok(Schedule { orders, ..schedule.clone() })
+    let action_lists = shortest
+        .map_or_else(|| schedule.action_lists.clone(), |run| run.ranks.into_iter().map(|rank| rank.order).collect());
+    Ok(Schedule { action_lists, ..schedule.clone() })
 }
 
 #[derive(Default)]
@@ -50,7 +55,7 @@ struct Rank {
 struct Run<'a> {
     schedule: &'a Schedule,
     durations: &'a Durations,
-    cap: u32,
+    activation_limit: u32,
     /// Fractions of a weight gradient that may extend beyond its gap, before and after the last forward of the rank.
     overruns: (f64, f64),
     /// Time at which the input of each forward and each input gradient is available, by `[stage][micro-batch]`.
@@ -61,7 +66,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(schedule: &'a Schedule, cap: u32, durations: &'a Durations, overruns: (f64, f64)) -> Self {
+    fn new(schedule: &'a Schedule, activation_limit: u32, durations: &'a Durations, overruns: (f64, f64)) -> Self {
         let micro_batches = schedule.total_micro_batches() as usize;
         let cells = micro_batches * schedule.rank_of_stage.len();
         let mut forward_ready_s = vec![f64::INFINITY; cells];
@@ -75,12 +80,12 @@ impl<'a> Run<'a> {
         Self {
             schedule,
             durations,
-            cap,
+            activation_limit,
             overruns,
             forward_ready_s,
             input_ready_s: vec![f64::INFINITY; cells],
             micro_batches,
-            ranks: schedule.orders.iter().map(rank).collect(),
+            ranks: schedule.action_lists.iter().map(rank).collect(),
         }
     }
 
@@ -114,7 +119,7 @@ impl<'a> Run<'a> {
     /// Runs the next forward or input gradient of `rank`. Returns the rank that receives its output, or `None` if
     /// `rank` must wait.
     fn step(&mut self, rank: usize) -> Option<usize> {
-        let order = &self.schedule.orders[rank];
+        let order = &self.schedule.action_lists[rank];
         // Ignore where the given order has its weight gradients. `put_weight` places them.
         while order.get(self.ranks[rank].next).is_some_and(|action| action.kind == Kind::WeightGradient) {
             self.ranks[rank].next += 1;
@@ -128,7 +133,7 @@ impl<'a> Run<'a> {
             return None;
         }
         // One weight gradient is enough: it frees the one activation that the forward needs.
-        if forward && self.ranks[rank].held >= self.cap {
+        if forward && self.ranks[rank].held >= self.activation_limit {
             self.put_weight(rank);
         }
         while self.has_gap_before(rank, ready_s) && self.put_weight(rank) {}

@@ -1,9 +1,9 @@
 //! Zero-bubble schedule under any activation limit, fitted to the durations of uneven stages.
 //!
 //! A rank fills the gap before its next forward or input gradient with weight gradients, and runs one earlier only to
-//! stay under the cap. Three choices remain: how far forwards may run ahead, whether a forward or an input gradient
-//! goes first, and by how much a weight gradient may overrun its gap. Every combination is tried in virtual time, and
-//! the one with the smallest makespan is kept. The idea is from Qi et al. (2023), section 3.1.
+//! stay under the activation limit. Three choices remain: how far forwards may run ahead, whether a forward or an input
+//! gradient goes first, and by how much a weight gradient may overrun its gap. Every combination is tried in virtual
+//! time, and the one with the smallest makespan is kept. The idea is from Qi et al. (2023), section 3.1.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,7 +15,7 @@ use crate::error::Result;
 
 /// Limit on the actions of all tried combinations, so that large schedules stay fast. The most promising combinations
 /// are tried first. Not tuned.
-const MOST_TRIALS: usize = 20_000_000;
+const MAX_TRIALS: usize = 20_000_000;
 
 /// Times that differ by less count as equal, in seconds. Sums of the same durations in different order differ by
 /// rounding errors.
@@ -76,11 +76,12 @@ fn preferences() -> impl Iterator<Item = Preference> {
     })
 }
 
-/// Builds the schedule. `durations` must have one entry for each of `ranks` stages, and `cap` must be at least 1.
+/// Builds the schedule. `durations` must have one entry for each of `ranks` stages, and `activation_limit` must be at
+/// least 1.
 pub(super) fn zb(
     ranks: u32,
     micro_batches: u32,
-    cap: u32,
+    activation_limit: u32,
     durations: &Durations,
     control: &Control,
 ) -> Result<Schedule> {
@@ -90,14 +91,14 @@ pub(super) fn zb(
     let mut best: Option<Trial> = None;
     let mut tried = 0;
     for preference in preferences() {
-        let mut trial = Trial::new(ranks, micro_batches, cap, durations, preference);
+        let mut trial = Trial::new(ranks, micro_batches, activation_limit, durations, preference);
         trial.run(control)?;
         tried += 3 * ranks as usize * micro_batches as usize;
         if best.as_ref().is_none_or(|best| trial.cost() < best.cost()) {
             best = Some(trial);
         }
         let done = best.as_ref().is_some_and(|best| best.cost().0 <= bound_s + SAME_S);
-        if done || tried >= MOST_TRIALS {
+        if done || tried >= MAX_TRIALS {
             break;
         }
     }
@@ -144,13 +145,19 @@ struct Next {
 struct Trial<'a> {
     durations: &'a Durations,
     micro_batches: usize,
-    cap: usize,
+    activation_limit: usize,
     preference: Preference,
     ranks: Vec<Rank>,
 }
 
 impl<'a> Trial<'a> {
-    fn new(ranks: u32, micro_batches: u32, cap: u32, durations: &'a Durations, preference: Preference) -> Self {
+    fn new(
+        ranks: u32,
+        micro_batches: u32,
+        activation_limit: u32,
+        durations: &'a Durations,
+        preference: Preference,
+    ) -> Self {
         let micro_batches = micro_batches as usize;
         let rank = || Rank {
             order: Vec::with_capacity(3 * micro_batches),
@@ -159,7 +166,7 @@ impl<'a> Trial<'a> {
             ..Rank::default()
         };
         let ranks = (0..ranks).map(|_| rank()).collect();
-        Self { durations, micro_batches, cap: cap as usize, preference, ranks }
+        Self { durations, micro_batches, activation_limit: activation_limit as usize, preference, ranks }
     }
 
     /// Returns the makespan, then the longest time between first start and last end of a rank. The second decides ties.
@@ -219,7 +226,7 @@ impl<'a> Trial<'a> {
         };
         let may_run_ahead = forwards < self.micro_batches && forwards - inputs < self.ahead(at);
         // An activation is held from its forward to its weight gradient.
-        let full = forwards - rank.weights >= self.cap;
+        let full = forwards - rank.weights >= self.activation_limit;
         let forward_ready_s = match at.checked_sub(1) {
             // A full rank without a pending weight gradient can't free an activation, so it needs an input gradient
             // first.

@@ -109,18 +109,18 @@ pub fn with_communication(schedule: &Schedule, deferred_receives: bool) -> Resul
             inputs.of_action(first).for_each(|input| known[input] = true);
         }
     }
-    let mut lists: Vec<Vec<Operation>> = vec![Vec::new(); schedule.orders.len()];
-    let mut next = vec![0; schedule.orders.len()];
-    let mut pauses = vec![0_u32; schedule.orders.len()];
+    let mut lists: Vec<Vec<Operation>> = vec![Vec::new(); schedule.action_lists.len()];
+    let mut next = vec![0; schedule.action_lists.len()];
+    let mut pauses = vec![0_u32; schedule.action_lists.len()];
     let mut backwards_left = vec![0_u32; schedule.rank_of_stage.len()];
-    for half in schedule.orders.iter().flatten().flat_map(|action| action.halves()) {
+    for half in schedule.action_lists.iter().flatten().flat_map(|action| action.halves()) {
         backwards_left[half.stage as usize] += u32::from(half.kind != Kind::Forward);
     }
     let mut left = schedule.action_count();
     while left > 0 {
         // One round over all ranks. If no rank moves or pauses in it, none ever will.
         let mut is_stuck = true;
-        for (rank, order) in schedule.orders.iter().enumerate() {
+        for (rank, order) in schedule.action_lists.iter().enumerate() {
             let Some(&action) = order.get(next[rank]) else { continue };
             // A pause counts as progress, or a round in which all ranks pause would look like a deadlock.
             if pauses[rank] > 0 {

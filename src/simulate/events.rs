@@ -31,9 +31,9 @@ pub fn times(
     if iterations == 0 {
         return Err(Error::argument("`iterations` is 0", "set it to 1 or more"));
     }
-    let mut machine = Machine::new(schedule, costs, communication, iterations as usize)?;
-    machine.run(control)?;
-    machine.finish()
+    let mut simulation = EventSimulation::new(schedule, costs, communication, iterations as usize)?;
+    simulation.run(control)?;
+    simulation.finish()
 }
 
 /// Arrival time of an input that has not arrived.
@@ -81,7 +81,7 @@ struct StreamEntry {
     behind: usize,
 }
 
-struct Machine<'a> {
+struct EventSimulation<'a> {
     schedule: &'a Schedule,
     costs: &'a Costs,
     communication: Communication,
@@ -109,16 +109,16 @@ struct Machine<'a> {
     times: Times,
 }
 
-impl<'a> Machine<'a> {
+impl<'a> EventSimulation<'a> {
     fn new(schedule: &'a Schedule, costs: &'a Costs, communication: Communication, iterations: usize) -> Result<Self> {
         let inputs = Inputs::of(schedule);
         let chain = schedule.stages_per_pipeline as usize;
         let stages = schedule.rank_of_stage.len();
-        let ranks = schedule.orders.len();
+        let ranks = schedule.action_lists.len();
 
         let mut messages = Vec::new();
         let mut backwards = vec![0; chain];
-        for half in schedule.orders.iter().flatten().flat_map(|action| action.halves()) {
+        for half in schedule.action_lists.iter().flatten().flat_map(|action| action.halves()) {
             messages.extend(Message::sent_by(half, schedule, inputs));
             if half.kind != Kind::Forward {
                 backwards[half.stage as usize % chain] += 1;
@@ -129,7 +129,7 @@ impl<'a> Machine<'a> {
             messages.iter().enumerate().map(|(number, message)| (message.input, number)).collect();
         let mut link_of_ranks = FxHashMap::default();
         for message in &messages {
-            // Chunks on the same pair of ranks share one link, so their messages queue behind each other.
+            // Virtual stages on the same pair of ranks share one link, so their messages queue behind each other.
             let next = link_of_ranks.len();
             link_of_ranks.entry(message.ranks(schedule)).or_insert(next);
         }
@@ -156,7 +156,7 @@ impl<'a> Machine<'a> {
         }
         let arrival_s = arrival_s.repeat(iterations);
         let mut offsets = vec![0];
-        offsets.extend(schedule.orders.iter().scan(0, |sum, order| {
+        offsets.extend(schedule.action_lists.iter().scan(0, |sum, order| {
             *sum += order.len() * iterations;
             Some(*sum)
         }));
@@ -230,7 +230,7 @@ impl<'a> Machine<'a> {
 
     fn finish(self) -> Result<Times> {
         let is_over = |(lane, order): (&Lane, &Vec<Action>)| lane.ended == order.len() * self.iterations;
-        if self.lanes.iter().zip(&self.schedule.orders).all(is_over) {
+        if self.lanes.iter().zip(&self.schedule.action_lists).all(is_over) {
             return Ok(self.times);
         }
         // No event is pending, so the remaining actions wait for inputs that never arrive.
@@ -247,7 +247,7 @@ impl<'a> Machine<'a> {
 
     /// Returns the action at index `count` of a rank, its iteration, and whether it is the first of its iteration.
     fn action(&self, rank: usize, count: usize) -> Option<(Action, usize, bool)> {
-        let order = &self.schedule.orders[rank];
+        let order = &self.schedule.action_lists[rank];
         let (iteration, position) = (count.checked_div(order.len())?, count.checked_rem(order.len())?);
         (iteration < self.iterations).then(|| (order[position], iteration, position == 0))
     }
@@ -352,7 +352,7 @@ impl<'a> Machine<'a> {
     /// receive also for its message. A send starts whether or not its receive is posted.
     fn advance_stream(&mut self, rank: usize) {
         while let Some((iteration, entry)) = self.stream_head(rank) {
-            let actions_before = iteration * self.schedule.orders[rank].len() + entry.behind;
+            let actions_before = iteration * self.schedule.action_lists[rank].len() + entry.behind;
             if self.lanes[rank].is_streaming || self.lanes[rank].ended < actions_before {
                 return;
             }

@@ -96,10 +96,10 @@ impl Sweep {
     /// The errors of [`Sweep::step_s`].
     pub fn times(&mut self, schedule: &Schedule, costs: &Costs, links: Links) -> Result<Times> {
         self.start(schedule, costs)?;
-        let mut offsets = Vec::with_capacity(schedule.orders.len() + 1);
+        let mut offsets = Vec::with_capacity(schedule.action_lists.len() + 1);
         offsets.push(0);
         let mut actions = 0;
-        for order in &schedule.orders {
+        for order in &schedule.action_lists {
             actions += order.len();
             offsets.push(actions);
         }
@@ -124,7 +124,7 @@ impl Sweep {
         costs.check(schedule)?;
         let stages = schedule.rank_of_stage.len();
         let slots = stages * schedule.total_micro_batches() as usize;
-        let ranks = schedule.orders.len();
+        let ranks = schedule.action_lists.len();
         self.lanes.clear();
         self.lanes.resize(ranks, Lane { next: 0, free_s: 0.0, waits_for: NOTHING });
         self.last_backward_s.clear();
@@ -187,14 +187,14 @@ impl Sweep {
         let costs_stride = if costs.compute.len() == stages { 0 } else { stages };
         let queued = links == Links::Queued;
         let mut makespan_s: f64 = 0.0;
-        let mut left: usize = schedule.orders.iter().map(Vec::len).sum();
+        let mut left: usize = schedule.action_lists.iter().map(Vec::len).sum();
 
         self.awake.clear();
         // Start with rank 0, which has its inputs: the stack is popped from its end.
-        self.awake.extend((0..schedule.orders.len()).rev().map(|rank| u32::try_from(rank).unwrap_or(NOBODY)));
+        self.awake.extend((0..schedule.action_lists.len()).rev().map(|rank| u32::try_from(rank).unwrap_or(NOBODY)));
         while let Some(rank) = self.awake.pop() {
             let rank = rank as usize;
-            let order = &schedule.orders[rank];
+            let order = &schedule.action_lists[rank];
             // Copy the state into registers for the inner loop. `deliver` never changes the lane of the rank that runs:
             // that rank is awake.
             let mut lane = self.lanes[rank];

@@ -26,7 +26,7 @@ pub(super) fn times(schedule: &Schedule, costs: &Costs, iterations: u32) -> Resu
     let stages = schedule.rank_of_stage.len();
     let rounds = iterations as usize;
     let mut offsets = vec![0];
-    offsets.extend(schedule.orders.iter().scan(0, |sum, order| {
+    offsets.extend(schedule.action_lists.iter().scan(0, |sum, order| {
         *sum += order.len() * rounds;
         Some(*sum)
     }));
@@ -62,7 +62,7 @@ fn run_iteration(
         }
     }
     // Links need no queues here: a step ends only when all its messages have arrived.
-    let mut next = vec![0; schedule.orders.len()];
+    let mut next = vec![0; schedule.action_lists.len()];
     let mut left = schedule.action_count();
     let mut begin_s = times.step_s;
     while left > 0 {
@@ -71,7 +71,7 @@ fn run_iteration(
         // next one.
         let is_ready = |action: Action| inputs.of_action(action).all(|input| arrival_s[input] <= begin_s);
         let running: Vec<(usize, Action)> = schedule
-            .orders
+            .action_lists
             .iter()
             .enumerate()
             .filter_map(|(rank, order)| order.get(next[rank]).map(|&action| (rank, action)))
@@ -87,7 +87,7 @@ fn run_iteration(
         left -= running.len();
         for (rank, action) in running {
             let end_s = begin_s + costs.duration_s(action);
-            let place = times.offsets[rank] + iteration * schedule.orders[rank].len() + next[rank];
+            let place = times.offsets[rank] + iteration * schedule.action_lists[rank].len() + next[rank];
             (times.start_s[place], times.end_s[place]) = (begin_s, end_s);
             next[rank] += 1;
             over_s = over_s.max(end_s);
@@ -122,7 +122,7 @@ pub(super) fn slack_s(schedule: &Schedule, times: &Times, control: &Control) -> 
     // All ranks start a step together, so the distinct start times are the starts of the steps.
     begins_s.dedup();
     let mut slack_s = Vec::with_capacity(times.start_s.len());
-    for (rank, order) in schedule.orders.iter().enumerate() {
+    for (rank, order) in schedule.action_lists.iter().enumerate() {
         for place in until_cancelled(times.offsets[rank]..times.offsets[rank + 1], control) {
             let place = place?;
             let count = place - times.offsets[rank];

@@ -71,9 +71,9 @@ pub struct Measures {
     pub idle_over_busiest: f64,
     /// Idle seconds over all ranks for each [`Cause`], in the order of its variants.
     pub idle_by_cause_s: [f64; 5],
-    /// Largest number of chunk activations that each rank holds, if they are freed at `B` or `W`.
+    /// Largest number of virtual stage activations that each rank holds, if they are freed at `B` or `W`.
     pub peak_in_flight: Vec<u32>,
-    /// Largest number of chunk activations that each rank holds, if they are freed at `B` or `I`.
+    /// Largest number of virtual stage activations that each rank holds, if they are freed at `B` or `I`.
     pub peak_in_flight_freed_at_input_gradient: Vec<u32>,
     /// Number of messages between ranks.
     pub messages: usize,
@@ -117,7 +117,7 @@ pub fn measure(schedule: &Schedule, costs: &Costs, times: &Times, control: &Cont
         idle_by_cause_s[stretch.cause as usize] += stretch.end_s - stretch.start_s;
     }
     let inputs = Inputs::of(schedule);
-    let halves = schedule.orders.iter().flatten().flat_map(|action| action.halves());
+    let halves = schedule.action_lists.iter().flatten().flat_map(|action| action.halves());
     let mut sent = 0;
     for half in until_cancelled(halves, control) {
         sent += usize::from(super::communication::Message::sent_by(half?, schedule, inputs).is_some());
@@ -153,12 +153,12 @@ fn busy_s(schedule: &Schedule, times: &Times) -> Vec<f64> {
         let range = times.offsets[rank]..times.offsets[rank + 1];
         times.start_s[range.clone()].iter().zip(&times.end_s[range]).map(|(start_s, end_s)| end_s - start_s).sum()
     };
-    (0..schedule.orders.len()).map(busy).collect()
+    (0..schedule.action_lists.len()).map(busy).collect()
 }
 
 fn peak_freed_at_input_gradient(schedule: &Schedule) -> Vec<u32> {
     // Without split backwards, both definitions of the peak agree.
-    let has_split = schedule.orders.iter().flatten().any(|action| action.kind == Kind::InputGradient);
+    let has_split = schedule.action_lists.iter().flatten().any(|action| action.kind == Kind::InputGradient);
     if !has_split {
         return schedule.peak_in_flight();
     }
@@ -175,7 +175,7 @@ fn peak_freed_at_input_gradient(schedule: &Schedule) -> Vec<u32> {
         }
         peak
     };
-    schedule.orders.iter().map(peak).collect()
+    schedule.action_lists.iter().map(peak).collect()
 }
 
 /// Returns every idle interval by rank, in order of time. Together with the actions, the intervals fill the makespan.
@@ -188,7 +188,7 @@ pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control
     let busy_s = busy_s(schedule, times);
     let produced = produced(schedule, times, control)?;
     let mut stretches = Vec::new();
-    for (rank, order) in schedule.orders.iter().enumerate() {
+    for (rank, order) in schedule.action_lists.iter().enumerate() {
         let mut push = |start_s: f64, end_s: f64, cause: Cause| {
             // Sums of the same times in another order differ in the last digits. Drop intervals that are only rounding.
             if end_s - start_s > 1e-12 * times.step_s {
@@ -299,7 +299,7 @@ fn placed<'a>(schedule: &'a Schedule, times: &'a Times) -> impl Iterator<Item = 
             action,
         })
     };
-    schedule.orders.iter().enumerate().flat_map(of_rank)
+    schedule.action_lists.iter().enumerate().flat_map(of_rank)
 }
 
 /// Returns how much later each action could end with the same makespan, in seconds, ordered like [`Times`]. The action
@@ -408,7 +408,7 @@ pub fn memory(
     stages: &[StageBytes],
     control: &Control,
 ) -> Result<Vec<(Vec<f64>, Vec<f64>)>> {
-    let trains = schedule.orders.iter().flatten().any(|action| action.kind != Kind::Forward);
+    let trains = schedule.action_lists.iter().flatten().any(|action| action.kind != Kind::Forward);
     let curve = |(rank, order): (usize, &Vec<Action>)| {
         let kept = (0..stages.len()).filter(|&stage| schedule.rank_of_stage[stage] as usize == rank);
         // Only weights have several versions. Gradients and optimizer state exist once.
@@ -454,5 +454,5 @@ pub fn memory(
         }
         Ok((time_s, bytes))
     };
-    schedule.orders.iter().enumerate().map(curve).collect()
+    schedule.action_lists.iter().enumerate().map(curve).collect()
 }

@@ -12,7 +12,7 @@ pub mod measures;
 
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::schedule::{Action, Kind, LONGEST_S, Schedule, Synchronization};
+use crate::schedule::{Action, Kind, MAX_S, Schedule, Synchronization};
 
 pub use fast_simulation::{Links, Sweep};
 pub use measures::{Cause, Idle, Measures, StageBytes, idle, measure, memory, slack_s};
@@ -119,12 +119,12 @@ impl Costs {
         }
         // The range check also rejects NaN, which would break the ordering of events.
         let check = |name: &str, row: usize, time_s: f64| {
-            if (0.0..=LONGEST_S).contains(&time_s) {
+            if (0.0..=MAX_S).contains(&time_s) {
                 return Ok(());
             }
             Err(Error::argument(
                 format!("{name} of stage {} is {time_s:?} s", row % stages),
-                format!("give a number of seconds from 0 to {LONGEST_S:e}"),
+                format!("give a number of seconds from 0 to {MAX_S:e}"),
             ))
         };
         for (row, times) in self.compute.iter().enumerate() {

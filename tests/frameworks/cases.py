@@ -47,7 +47,7 @@ class Case:
     """Whether replicas share the optimizer's state."""
     gpus: int
     """Of each device, which share each layer."""
-    orders: hpgo.Schedule
+    planned: hpgo.Schedule
     optimizer: str = ""
     """The one that memory is priced for; empty for a program, which has no price."""
     group: int | None = None
@@ -59,7 +59,7 @@ class Case:
     @property
     def ranks(self) -> int:
         """Of the pipeline."""
-        return self.orders.ranks
+        return self.planned.ranks
 
     @property
     def share(self) -> int:
@@ -234,7 +234,7 @@ def _plan(chance: random.Random, schedule: str, optimizer: str) -> Case:
          for (begin, end), first, count in zip(pairwise(bounds), firsts, replicas, strict=False)],
         global_batch_size=pipeline_micro_batch_size * micro_batches,
         pipeline_micro_batch_size=pipeline_micro_batch_size,
-        min_micro_batch_size=1,
+        min_samples_per_replica=1,
         schedule=schedule,
         recompute=recompute,
         overlap=chance.random() < 0.5,
@@ -242,21 +242,21 @@ def _plan(chance: random.Random, schedule: str, optimizer: str) -> Case:
     )  # fmt: skip
     last = {block[-1] for block in blocks}
     layers = tuple(tuple(ids[begin:end]) for begin, end in pairwise(bounds))
-    orders = plan.orders()
+    planned = plan.to_schedule()
     return Case(
         given=plan,
         schedule=schedule,
         blocks=len(blocks),
         counts=tuple(len(last & set(of)) for of in layers),
         layers=layers,
-        rank_of_stage=orders.rank_of_stage,
+        rank_of_stage=planned.rank_of_stage,
         replicas=tuple(replicas),
         pipeline_micro_batch_size=pipeline_micro_batch_size,
         micro_batches=micro_batches,
         recompute=recompute,
         shard=shard,
         gpus=gpus,
-        orders=orders,
+        planned=planned,
         optimizer=optimizer,
         odd=frozenset(odd),
     )
@@ -271,10 +271,10 @@ def _program(chance: random.Random, name: str) -> Case:
     if name == "interleaved" and chance.random() < 0.2:
         options["group_size"] = micro_batches
     if name == "hanayo" and chance.random() < 0.5:
-        options["chunks"] = 4
+        options["virtual_stages_per_rank"] = 4
         odd.add("waves")
-    orders = hpgo.schedule(name, ranks=ranks, micro_batches=micro_batches, **options)
-    counts = [chance.randint(1, 3) for _ in range(orders.stages)]
+    planned = hpgo.schedule(name, ranks=ranks, micro_batches=micro_batches, **options)
+    counts = [chance.randint(1, 3) for _ in range(planned.stages)]
     ends = list(accumulate(counts))
     layers = [[f"layers.{at}" for at in range(end - count, end)] for end, count in zip(ends, counts, strict=True)]
     layers[0].insert(0, "embed")
@@ -283,10 +283,10 @@ def _program(chance: random.Random, name: str) -> Case:
     recompute, shard = chance.random() < 0.3, chance.random() < 0.4
     gpus = 2 if chance.random() < 0.15 else 1
     program = hpgo.program(
-        orders,
+        planned,
         [
             (of, range(rank * replicas, (rank + 1) * replicas))
-            for of, rank in zip(layers, orders.rank_of_stage, strict=True)
+            for of, rank in zip(layers, planned.rank_of_stage, strict=True)
         ],
         pipeline_micro_batch_size=share * replicas,
         global_batch_size=share * replicas * micro_batches,
@@ -300,14 +300,14 @@ def _program(chance: random.Random, name: str) -> Case:
         blocks=sum(counts),
         counts=tuple(counts),
         layers=tuple(map(tuple, layers)),
-        rank_of_stage=orders.rank_of_stage,
-        replicas=(replicas,) * orders.stages,
+        rank_of_stage=planned.rank_of_stage,
+        replicas=(replicas,) * planned.stages,
         pipeline_micro_batch_size=share * replicas,
         micro_batches=micro_batches,
         recompute=recompute,
         shard=shard,
         gpus=gpus,
-        orders=orders,
+        planned=planned,
         group=options.get("group_size"),
         odd=frozenset(odd),
     )
@@ -316,8 +316,8 @@ def _program(chance: random.Random, name: str) -> Case:
 def _profile(chance: random.Random, ids: list[str], outside: set[str], of_a_block: float, gpus: int) -> hpgo.Profile:
     """A chain; each layer outside the blocks takes `of_a_block` of what a layer in them takes."""
 
-    def seconds(layer: str, most: float) -> tuple[float, ...]:
-        return (most * chance.uniform(0.5, 1) * (of_a_block if layer in outside else 1),)
+    def seconds(layer: str, maximum: float) -> tuple[float, ...]:
+        return (maximum * chance.uniform(0.5, 1) * (of_a_block if layer in outside else 1),)
 
     return hpgo.Profile(
         "toy",

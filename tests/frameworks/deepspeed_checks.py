@@ -178,12 +178,12 @@ def check_model(exported: SimpleNamespace, case: WayCase) -> None:
         raise AssertionError("a model with a layer more is taken")
 
 
-def some(number: int, most: int) -> Iterator[Case]:
+def some(number: int, maximum: int) -> Iterator[Case]:
     """Cases with a pipeline that DeepSpeed runs on at most so many processes."""
     fitting = (
         case
         for case in cases(2000, SCHEDULES, seed=5)
-        if not reasons(case) and case.ranks > 1 and case.ranks * case.replicas[0] <= most
+        if not reasons(case) and case.ranks > 1 and case.ranks * case.replicas[0] <= maximum
     )
     for _ in range(number):
         yield next(fitting)
@@ -192,7 +192,7 @@ def some(number: int, most: int) -> Iterator[Case]:
 def built() -> str:
     """Five plans: the layers of each rank's real module."""
     ranks = 0
-    for case in some(5, most=16):
+    for case in some(5, maximum=16):
         exported = load(hpgo.export.files(case.given, "deepspeed"))
         names = [layer for layers in case.layers for layer in layers]
         world = case.ranks * case.replicas[0]
@@ -212,7 +212,7 @@ def trained() -> str:
     for zero in (0, 1):
         case = next(
             case
-            for case in some(150, most=6)
+            for case in some(150, maximum=6)
             if case.replicas[0] > 1
             and (case.zero_stage, case.recompute) == (zero, not zero)
             and case.bits in {None, (32, 32)}

@@ -331,12 +331,12 @@ def compare_way(case: WayCase, config: TransformerConfig) -> None:
 # Building and training
 
 
-def some(number: int, most: int) -> Iterator[Case]:
+def some(number: int, maximum: int) -> Iterator[Case]:
     """Cases with a pipeline that Megatron runs on at most so many processes."""
     fitting = (
         case
         for case in cases(400, SCHEDULES, seed=3)
-        if not reasons(case) and case.ranks > 1 and len(case.grid) <= most
+        if not reasons(case) and case.ranks > 1 and len(case.grid) <= maximum
     )
     for _ in range(number):
         yield next(fitting)
@@ -378,7 +378,7 @@ def grid(config: TransformerConfig) -> Iterator[None]:
 def built() -> str:
     """Five plans: the blocks of each rank's real model."""
     ranks = 0
-    for case in some(5, most=16):
+    for case in some(5, maximum=16):
         config = config_of(case, of_arguments(hpgo.export.files(case.given, "megatron")))
         for rank, (_, replica, gpu) in enumerate(case.grid):
             with pretended(rank, len(case.grid)), grid(config):
@@ -398,7 +398,7 @@ def trained() -> str:
     for name in ("1f1b", "interleaved"):
         case = next(
             case
-            for case in some(80, most=6)
+            for case in some(80, maximum=6)
             if case.replicas[0] > 1 and case.gpus == 1 and case.schedule == name and not case.recompute
         )
         told = of_arguments(hpgo.export.files(case.given, "megatron"))

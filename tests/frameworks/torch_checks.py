@@ -67,16 +67,16 @@ def one_process(names: list[str], samples: int) -> dict[str, torch.Tensor]:
 def every_order_gives_the_gradients_of_one_process() -> str:
     """Each one-chain schedule, loaded as the file it is saved as, at four ranks with eight micro-batches."""
     with tempfile.TemporaryDirectory() as folder:
-        orders = {name: hpgo.schedule(name, ranks=4, micro_batches=8) for name in ONE_CHAIN}
-        for name, order in orders.items():
+        schedules = {name: hpgo.schedule(name, ranks=4, micro_batches=8) for name in ONE_CHAIN}
+        for name, order in schedules.items():
             order.save(Path(folder) / f"{name}.csv")
-        found = together(4, _run_orders, folder, {name: order.rank_of_stage for name, order in orders.items()})
+        found = together(4, _run_orders, folder, {name: order.rank_of_stage for name, order in schedules.items()})
     worst = 0.0
-    for name, order in orders.items():
+    for name, order in schedules.items():
         together_found = {key: value for rank in found for key, value in rank[name].items()}
         worst = max(worst, difference(together_found, one_process(_names(order.stages), 24)))
     assert worst <= 1e-12, worst
-    return f"{len(orders)} orders, off by {worst:.0e}"
+    return f"{len(schedules)} orders, off by {worst:.0e}"
 
 
 def _names(stages: int) -> list[str]:
@@ -106,7 +106,7 @@ def _run_orders(folder: str, placed: dict[str, tuple[int, ...]]) -> dict[str, di
 
 
 def reasons(case: Case) -> list[str]:
-    splits = any("W" in str(action) for order in case.orders.orders for action in order)
+    splits = any("W" in str(action) for order in case.planned.action_lists for action in order)
     wide = ["32-bit gradients of split passes"] if splits and case.bits == (16, 32) else []
     return refused_by(case, schedules=ONE_CHAIN, whole_models=False) + wide
 
@@ -137,7 +137,7 @@ def the_same(case: Case) -> bool:
         assert tuple(module.RANK_OF_STAGE) == case.rank_of_stage
         assert (case.replicas[0], case.share, case.micro_batches) == (
             module.REPLICAS,
-            module.SHARE,
+            module.SAMPLES_PER_REPLICA,
             module.MICRO_BATCHES,
         )
         assert (case.global_batch_size, case.recompute) == (module.GLOBAL_BATCH_SIZE, module.RECOMPUTE)
@@ -151,7 +151,7 @@ def the_same(case: Case) -> bool:
             modules = {stage: Stage([f"layers.{stage}"]) for stage in module.my_stages(mesh)}
             schedule = module.planned_schedule(modules, summed_loss, mesh, torch.device("cpu"))
             assert schedule.pipeline_order == {
-                at: [_Action.from_str(action) for action in order] for at, order in enumerate(case.orders.orders)
+                at: [_Action.from_str(action) for action in order] for at, order in enumerate(case.planned.action_lists)
             }
             assert mesh["pipeline"].get_local_rank() == rank // module.REPLICAS
             # The samples that its replica gets of each micro-batch.

@@ -247,8 +247,10 @@ def the_same(case: Case) -> bool:
             names[-1] += ["norm", HEAD]
             assert told.module_fqns_per_model_part == names
             lines = Path(told.pipeline_parallel_schedule_csv).read_text(encoding="utf-8").splitlines()
-            orders = [[str(action) for cell in line.split(",") if (action := _Action.from_str(cell))] for line in lines]
-            assert orders == case.orders.orders
+            action_lists = [
+                [str(action) for cell in line.split(",") if (action := _Action.from_str(cell))] for line in lines
+            ]
+            assert action_lists == case.planned.action_lists
         assert recomputes(config) == case.recompute
         if case.bits is not None:
             assert training.mixed_precision_param == ("bfloat16" if case.bits[0] == 16 else "float32")
@@ -316,12 +318,12 @@ def _check_orders(case: WayCase, actions: list[list[Any]]) -> None:
 # Building and training
 
 
-def some(number: int, most: int) -> Iterator[Case]:
+def some(number: int, maximum: int) -> Iterator[Case]:
     """Cases with a pipeline that torchtitan runs on at most so many processes."""
     fitting = (
         case
         for case in cases(400, ONE_CHAIN, seed=4, optimizers=FSDP)
-        if not reasons(case) and case.ranks > 1 and len(case.grid) <= most
+        if not reasons(case) and case.ranks > 1 and len(case.grid) <= maximum
     )
     for _ in range(number):
         yield next(fitting)
@@ -330,7 +332,7 @@ def some(number: int, most: int) -> Iterator[Case]:
 def built() -> str:
     """Five plans: the modules of each rank's real model."""
     ranks = 0
-    for case in some(5, most=9):
+    for case in some(5, maximum=9):
         with written(case) as (folder, main):
             for rank in range(len(case.grid)):
                 apart(rank, len(case.grid), _build, case, folder, main)
@@ -351,7 +353,9 @@ def _build(case: Case, folder: Path, main: str) -> None:
 
 def trained() -> str:
     """A plan, each rank a process, against one process."""
-    case = next(case for case in some(50, most=6) if case.replicas[0] > 1 and case.gpus == 1 and len(case.counts) > 2)
+    case = next(
+        case for case in some(50, maximum=6) if case.replicas[0] > 1 and case.gpus == 1 and len(case.counts) > 2
+    )
     with written(case) as (folder, main):
         found = together(case.ranks * case.replicas[0], _train, case, folder, main)
         (wanted,) = together(1, _train_alone, case, folder, main)

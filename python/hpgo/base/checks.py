@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _Word = TypeVar("_Word", bound=str)
 
-MOST = 2**32 - 1
+MAX_COUNT = 2**32 - 1
 """Largest count that is accepted. The Rust core stores counts in 32 bits."""
-MOST_LISTED = 2**20
+MAX_ITEMS = 2**20
 """Default limit on the items of a list. An iterable may be endless, so reading it has to stop somewhere."""
-MOST_GPUS = 2**12
+MAX_GPUS = 2**12
 """Largest number of GPUs that one device of a plan may represent."""
 
 
@@ -28,29 +28,29 @@ def check_int(
     what: str,
     value: object,
     *,
-    least: int = 1,
-    most: int = MOST,
+    minimum: int = 1,
+    maximum: int = MAX_COUNT,
     error: type[HpgoError] = ArgumentError,
     hint: str = "",
 ) -> int:
     """Return `value` as an int. Integers of numpy are accepted, too.
 
-    Raises `error`, which calls the value `what`, unless it is a whole number from `least` to `most`.
+    Raises `error`, which calls the value `what`, unless it is a whole number from `minimum` to `maximum`.
 
     >>> check_int("`ranks`", 4)
     4
     >>> check_int("`ranks`", 2.5)
     Traceback (most recent call last):
     hpgo.errors.ArgumentError: `ranks` is 2.5
-    >>> check_int("devices", 9, most=8)
+    >>> check_int("devices", 9, maximum=8)
     Traceback (most recent call last):
     hpgo.errors.ArgumentError: devices is 9
     """
     number = as_whole(value)
-    if number is None or not least <= number <= most:
+    if number is None or not minimum <= number <= maximum:
         # Name the upper limit only if the caller set one or the value exceeds it: 2**32 - 1 means nothing to a user.
-        beyond = most != MOST or (number is not None and number > most)
-        wanted = f"give a whole number from {least} {f'to {most}' if beyond else 'on'}"
+        beyond = maximum != MAX_COUNT or (number is not None and number > maximum)
+        wanted = f"give a whole number from {minimum} {f'to {maximum}' if beyond else 'on'}"
         raise error(f"{what} is {exactly(value)}", hint or wanted, name=what)
     return number
 
@@ -60,7 +60,7 @@ def number(
     value: object,
     *,
     above: float | None = None,
-    most: float = math.inf,
+    maximum: float = math.inf,
     infinite: bool = False,
     error: type[HpgoError] = ArgumentError,
     hint: str = "",
@@ -68,7 +68,7 @@ def number(
     """Return `value` as a float. Real numbers of other libraries are accepted, too.
 
     Raises `error`, which calls the value `what`, unless it is at least 0, or greater than `above` if that is given, and
-    at most `most`. Infinity is accepted only with `infinite`, NaN never.
+    at most `maximum`. Infinity is accepted only with `infinite`, NaN never.
 
     >>> number("tolerance", 1)
     1.0
@@ -78,11 +78,11 @@ def number(
     """
     found = math.nan if isinstance(value, bool) or not isinstance(value, Real) else as_float(value)
     # Each comparison with NaN is false, so NaN fails the first test.
-    if not (found >= 0 if above is None else found > above) or found > most or (found == math.inf and not infinite):
+    if not (found >= 0 if above is None else found > above) or found > maximum or (found == math.inf and not infinite):
         wanted = "a number from 0" if above is None else f"a number above {above:g}"
         raise error(
             f"{what} is {safe_repr(value)}",
-            hint or f"give {wanted}{'' if most == math.inf else f' to {most:g}'}",
+            hint or f"give {wanted}{'' if maximum == math.inf else f' to {maximum:g}'}",
             name=what,
         )
     return found
@@ -138,13 +138,13 @@ def check_list(
     name: str,
     values: Any,
     *,
-    most: int = MOST_LISTED,
+    maximum: int = MAX_ITEMS,
     error: type[HpgoError] = ArgumentError,
     hint: str = "give a list",
 ) -> list[Any]:
     """Return `values` as a list.
 
-    Raises `error`, which calls them `name`, if they are text, a single value, or more than `most`.
+    Raises `error`, which calls them `name`, if they are text, a single value, or more than `maximum`.
 
     >>> check_list("devices", range(3))
     [0, 1, 2]
@@ -154,13 +154,13 @@ def check_list(
     if isinstance(values, str | bytes):
         raise error(f"{name} {are} {safe_repr(values)}", hint, name=name.strip("`"))
     try:
-        found = list(islice(values, most + 1))
+        found = list(islice(values, maximum + 1))
     except Exception as failure:  # noqa: BLE001 -- not iterable, or its iterator failed
         raise error(f"{name} {are} {safe_repr(values)}", hint, name=name.strip("`")) from (
             None if isinstance(failure, TypeError) else failure
         )
-    if len(found) > most:
-        raise error(f"{name} {are} more than {most}", "give fewer items", code="too_large", name=name.strip("`"))
+    if len(found) > maximum:
+        raise error(f"{name} {are} more than {maximum}", "give fewer items", code="too_large", name=name.strip("`"))
     return found
 
 
@@ -172,7 +172,7 @@ def device_number(stage: int, value: object) -> int:
     hpgo.errors.ArgumentError: stage 2 names device -1
     """
     number = as_whole(value)
-    if number is None or not 0 <= number <= MOST:
+    if number is None or not 0 <= number <= MAX_COUNT:
         given = f"{value!r:.40}" if isinstance(value, str) else exactly(value)
         raise ArgumentError(f"stage {stage} names device {given}", "number devices from 0", code="unknown_name")
     return number

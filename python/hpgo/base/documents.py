@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from hpgo.base.checks import check_int
-from hpgo.base.files import GZIP, MOST_BYTES, read_bytes, refused, unpacked, writing
+from hpgo.base.files import GZIP, MAX_BYTES, read_bytes, refused, unpacked, writing
 from hpgo.base.messages import as_float, did_you_mean, nearest_names, safe_repr, shorten, similar
 from hpgo.errors import ArgumentError, HpgoError
 
@@ -55,15 +55,15 @@ def as_kind(kind: type[HpgoError]) -> Iterator[None]:
         raise error.as_kind(kind) from None
 
 
-def read_text(path: str | os.PathLike[str], error: type[HpgoError], *, most: int = MOST_BYTES) -> str:
+def read_text(path: str | os.PathLike[str], error: type[HpgoError], *, maximum: int = MAX_BYTES) -> str:
     """Return the text of the file `path`, decompressed if it is a gzip file, regardless of its name.
 
-    Raises `error` naming the file if it can't be read, is not UTF-8 text, is empty, or has more than `most` bytes,
+    Raises `error` naming the file if it can't be read, is not UTF-8 text, is empty, or has more than `maximum` bytes,
     before or after decompression.
     """
-    data = read_bytes(path, error, most=most, hint="name a text file")
+    data = read_bytes(path, error, maximum=maximum, hint="name a text file")
     if data.startswith(GZIP):
-        data = unpacked(data, path, error, most=most)
+        data = unpacked(data, path, error, maximum=maximum)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as failure:
@@ -155,16 +155,16 @@ class _NotJson(Exception):
 class Section:
     """One mapping of a document, which returns checked values by key and refuses keys that were never requested."""
 
-    def __init__(self, value: object, where: str, error: type[HpgoError], *, keys: str = "", whence: str = "") -> None:
+    def __init__(self, value: object, where: str, error: type[HpgoError], *, keys: str = "", source: str = "") -> None:
         """Read the mapping `value`.
 
-        `where` names the mapping in messages: the file, then the path of keys. `whence` is the hint for missing
+        `where` names the mapping in messages: the file, then the path of keys. `source` is the hint for missing
         keys. `keys` are the allowed keys, separated by blanks. They distinguish a misspelled key from a missing one.
         """
         self.where = where
         self._keys = set(keys.split())
         self._error = error
-        self.whence = whence
+        self.source = source
         if not isinstance(value, dict):
             self.fail(f"must be a mapping of keys, got {safe_repr(value)}")
         self._values: dict[str, Any] = value
@@ -190,12 +190,12 @@ class Section:
         """Raise an error for a key that is missing or misspelled."""
         self.check_spelling()
         if self._keys:
-            self.fail(f"`{key}` is missing", self.whence, code="missing", name=key)
+            self.fail(f"`{key}` is missing", self.source, code="missing", name=key)
         # The allowed keys are unknown here, so only a very similar unread key counts as a misspelling.
-        alike = [str(other) for other in self.unread() if nearest_names(key, [str(other)], least=0.8)]
+        alike = [str(other) for other in self.unread() if nearest_names(key, [str(other)], minimum=0.8)]
         self.fail(
             f"`{key}` is missing",
-            f"rename `{shorten(alike[0])}` to `{key}`, if that is meant" if len(alike) == 1 else self.whence,
+            f"rename `{shorten(alike[0])}` to `{key}`, if that is meant" if len(alike) == 1 else self.source,
             code="missing",
             name=key,
         )
@@ -214,13 +214,13 @@ class Section:
             self.wrong(key, "text", value)
         return value
 
-    def whole(self, key: str, default: int = ..., *, least: int = 0) -> int:  # type: ignore[assignment]
-        """Return the value of a key, which must be a whole number of at least `least`."""
+    def whole(self, key: str, default: int = ..., *, minimum: int = 0) -> int:  # type: ignore[assignment]
+        """Return the value of a key, which must be a whole number of at least `minimum`."""
         value = self.get(key, default)
         try:
-            return check_int(key, value, least=least)
+            return check_int(key, value, minimum=minimum)
         except ArgumentError:
-            self.wrong(key, f"a whole number from {least}", value)
+            self.wrong(key, f"a whole number from {minimum}", value)
 
     def number(self, key: str, default: float = ...) -> float:  # type: ignore[assignment]
         """Return the value of a key, which must be a number; infinity and NaN are allowed."""

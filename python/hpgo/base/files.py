@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from hpgo.errors import FileError, HpgoError
 
-MOST_BYTES = 2**26
+MAX_BYTES = 2**26
 """Largest size in bytes of a file that people write, or that holds one request or one response."""
-MOST_BYTES_OF_RUNS = 2**29
+MAX_BYTES_OF_RUNS = 2**29
 """Largest size in bytes of a file that has a line or an entry for each action of a run."""
 GZIP = b"\x1f\x8b"
 """First two bytes of a gzip file."""
@@ -65,10 +65,10 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def read_bytes(path: str | os.PathLike[str], error: type[HpgoError], *, most: int = MOST_BYTES, hint: str) -> bytes:
+def read_bytes(path: str | os.PathLike[str], error: type[HpgoError], *, maximum: int = MAX_BYTES, hint: str) -> bytes:
     """Return the content of the file `path`.
 
-    Raises `error` if the file can't be read or has more than `most` bytes. At most `most` + 1 bytes are read, so
+    Raises `error` if the file can't be read or has more than `maximum` bytes. At most `maximum` + 1 bytes are read, so
     endless devices and pipes are safe, too. `hint` is the error's hint if the operating system refuses to read the
     file.
     """
@@ -76,23 +76,23 @@ def read_bytes(path: str | os.PathLike[str], error: type[HpgoError], *, most: in
     data = bytearray()
     try:
         with path.open("rb") as file:
-            while len(data) <= most and (piece := file.read(min(_PIECE, most + 1 - len(data)))):
+            while len(data) <= maximum and (piece := file.read(min(_PIECE, maximum + 1 - len(data)))):
                 data += piece
     except FileNotFoundError:
         raise file_error(error)(f"file not found: `{path}`", _beside(path), code="not_found") from None
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
         raise refused("read", path, failure, error, hint) from None
-    if len(data) > most:
-        raise error(f"{path} has more than {most >> 20} MiB", "name a smaller file", code="too_large")
+    if len(data) > maximum:
+        raise error(f"{path} has more than {maximum >> 20} MiB", "name a smaller file", code="too_large")
     return bytes(data)
 
 
-def unpacked(data: bytes, path: str | os.PathLike[str], error: type[HpgoError], *, most: int) -> bytes:
-    """Return decompressed gzip data; raise `error` for the file `path` if it is damaged or above `most` bytes.
+def unpacked(data: bytes, path: str | os.PathLike[str], error: type[HpgoError], *, maximum: int) -> bytes:
+    """Return decompressed gzip data; raise `error` for the file `path` if it is damaged or above `maximum` bytes.
 
     >>> import gzip
     >>> from hpgo.errors import HpgoError
-    >>> unpacked(gzip.compress(b"{}"), "x.json.gz", HpgoError, most=2)
+    >>> unpacked(gzip.compress(b"{}"), "x.json.gz", HpgoError, maximum=2)
     b'{}'
     """
     import gzip
@@ -100,14 +100,14 @@ def unpacked(data: bytes, path: str | os.PathLike[str], error: type[HpgoError], 
     import zlib
 
     try:
-        # A few bytes can expand to gigabytes, so decompression stops after `most` bytes.
+        # A few bytes can expand to gigabytes, so decompression stops after `maximum` bytes.
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            found = file.read(most + 1)
+            found = file.read(maximum + 1)
     except (OSError, EOFError, zlib.error) as failure:
         raise error(f"{path} is a damaged gzip file: {failure}", "compress it again", code="damaged_file") from None
-    if len(found) > most:
+    if len(found) > maximum:
         raise error(
-            f"{path} has more than {most >> 20} MiB after decompression", "name a smaller file", code="too_large"
+            f"{path} has more than {maximum >> 20} MiB after decompression", "name a smaller file", code="too_large"
         )
     return found
 

@@ -67,18 +67,18 @@ def statement(law: Callable[..., str]) -> str:
     return text[:1].lower() + text[1:]
 
 
-def is_most(value: float, most: float, of: float = 0.0) -> bool:
-    """Return whether `value` is at most `most`, but for rounding of both or of something as large as `of`.
+def is_at_most(value: float, maximum: float, of: float = 0.0) -> bool:
+    """Return whether `value` is at most `maximum`, but for rounding of both or of something as large as `of`.
 
-    >>> is_most(1 + 1e-12, 1), is_most(1.001, 1), is_most(1e-12, 0), is_most(1e-12, 0, of=1)
+    >>> is_at_most(1 + 1e-12, 1), is_at_most(1.001, 1), is_at_most(1e-12, 0), is_at_most(1e-12, 0, of=1)
     (True, False, False, True)
     """
-    return value <= most + ROUNDING * max(abs(most), of)
+    return value <= maximum + ROUNDING * max(abs(maximum), of)
 
 
 def is_equal(one: float, other: float, of: float = 0.0) -> bool:
     """Return whether two numbers are equal, but for rounding of both or of something as large as `of`."""
-    return is_most(one, other, of) and is_most(other, one, of)
+    return is_at_most(one, other, of) and is_at_most(other, one, of)
 
 
 def difference(value: float, base: float) -> float:

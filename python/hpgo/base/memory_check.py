@@ -90,10 +90,10 @@ def _container() -> float:
         # Each level of the hierarchy may set a limit, and the smallest applies.
         while folder is not None and folder.is_relative_to(_CGROUPS):
             with contextlib.suppress(OSError, ValueError):
-                most = float((folder / "memory.max").read_text(encoding="ascii"))  # a ValueError for `max`: no limit
+                maximum = float((folder / "memory.max").read_text(encoding="ascii"))  # a ValueError for `max`: no limit
                 used = float((folder / "memory.current").read_text(encoding="ascii"))
                 stat = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
                 dropped = sum(float(line.split()[1]) for line in stat if line.startswith("inactive_file "))
-                free = min(free, most - used + dropped)
+                free = min(free, maximum - used + dropped)
             folder = folder.parent
     return free

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
 _SEPARATORS = re.compile(r"[-_. ]")
-_MOST_NEAREST = 3  # a hint lists at most this number of equally similar names; of more, it lists only the first
+_MAX_NEAREST = 3  # a hint lists at most this number of equally similar names; of more, it lists only the first
 
 
 def did_you_mean(wanted: str, known: Iterable[str]) -> str:
@@ -28,7 +28,7 @@ def did_you_mean(wanted: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(map(shorten, names[:12]))}{', …' if len(names) > 12 else ''}" if names else ""
 
 
-def similar(wanted: str, known: Iterable[str], *, least: float = 0.6) -> str:
+def similar(wanted: str, known: Iterable[str], *, minimum: float = 0.6) -> str:
     """Return a hint that names the most similar of `known`, or an empty text; see `nearest_names`.
 
     >>> similar("vgg19", ["vgg-16", "vgg-19"]), similar("x", ["vgg-16", "vgg-19"])
@@ -36,14 +36,14 @@ def similar(wanted: str, known: Iterable[str], *, least: float = 0.6) -> str:
     >>> similar("vgg-1", ["vgg-16", "vgg-19"])
     'did you mean `vgg-16` or `vgg-19`?'
     """
-    found = nearest_names(wanted, known, least=least)
+    found = nearest_names(wanted, known, minimum=minimum)
     return f"did you mean {join_words([f'`{printable(name)}`' for name in found], 'or')}?" if found else ""
 
 
-def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> list[str]:
+def nearest_names(wanted: str, known: Iterable[str], *, minimum: float = 0.6) -> list[str]:
     """Return the most similar names of `known`.
 
-    Several are returned if they are equally similar, none if the similarity of all is below `least` (from 0 to 1).
+    Several are returned if they are equally similar, none if the similarity of all is below `minimum` (from 0 to 1).
     Names that differ in case and separators only come first, then names one typing slip away, then names that contain
     `wanted` as whole words. Among equally similar names, those with the longest common prefix win.
 
@@ -63,17 +63,17 @@ def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> l
     slips = alike or [name for name in short if _is_one_slip(typed, name.casefold())]
     slips = slips or [name for name in short if _has_words(name.casefold(), typed)]
     if slips:
-        least = 0.0
+        minimum = 0.0
     matcher = SequenceMatcher(b=typed)
     shares: dict[str, tuple[float, int]] = {}
     for name in slips or short:
         matcher.set_seq1(name.casefold())
-        if matcher.real_quick_ratio() >= least and matcher.quick_ratio() >= least:
+        if matcher.real_quick_ratio() >= minimum and matcher.quick_ratio() >= minimum:
             pairs = zip(typed, name.casefold(), strict=False)
             shares[name] = matcher.ratio(), sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     best = max(shares.values(), default=(0.0, 0))
-    found = [name for name, share in shares.items() if share == best and share[0] >= least]
-    return found if len(found) <= _MOST_NEAREST else found[:1]
+    found = [name for name, share in shares.items() if share == best and share[0] >= minimum]
+    return found if len(found) <= _MAX_NEAREST else found[:1]
 
 
 def _has_words(name: str, typed: str) -> bool:
@@ -117,10 +117,10 @@ def spans_of(rows: Sequence[Sequence[str]]) -> list[str]:
     return [" … ".join(short[name] for name in names) + counted_on for names, counted_on in ends]
 
 
-def short_names(names: Iterable[str], *, most: int = 16) -> dict[str, str]:
+def short_names(names: Iterable[str], *, maximum: int = 16) -> dict[str, str]:
     """Return a unique short text for each name.
 
-    Names with more than `most` characters lose their common beginning, and then their middle.
+    Names with more than `maximum` characters lose their common beginning, and then their middle.
 
     >>> short_names(["transformer.h.0.attn.c_proj", "transformer.h.11.mlp"])
     {'transformer.h.0.attn.c_proj': '…h.0.attn.c_proj', 'transformer.h.11.mlp': '…h.11.mlp'}
@@ -128,11 +128,11 @@ def short_names(names: Iterable[str], *, most: int = 16) -> dict[str, str]:
     'a.name.o…aracters.with.all.parts'
     """
     whole = list(dict.fromkeys(names))
-    shared = _shared([name for name in whole if len(name) > most])
-    limit = 2 * most
+    shared = _shared([name for name in whole if len(name) > maximum])
+    limit = 2 * maximum
     # Two names may become equal without their middle. Allow twice the length until all texts differ.
     while True:
-        short = {name: _short(name, shared if len(name) > most else 0, limit) for name in whole}
+        short = {name: _short(name, shared if len(name) > maximum else 0, limit) for name in whole}
         if len(set(short.values())) == len(whole):
             return short
         if limit > max(map(len, whole)):
@@ -264,13 +264,13 @@ def as_whole(value: object) -> int | None:
         return None
 
 
-def shorten(text: str, most: int = 40) -> str:
-    r"""Return `text` in printable characters, cut to at most `most`.
+def shorten(text: str, maximum: int = 40) -> str:
+    r"""Return `text` in printable characters, cut to at most `maximum`.
 
-    >>> shorten("a\nb"), shorten("x" * 50, most=4)
+    >>> shorten("a\nb"), shorten("x" * 50, maximum=4)
     ('a b', 'xxx…')
     """
-    return printable(text if len(text) <= most else f"{text[: most - 1]}…")
+    return printable(text if len(text) <= maximum else f"{text[: maximum - 1]}…")
 
 
 def brief(kind: str, text: str) -> str:
@@ -279,7 +279,7 @@ def brief(kind: str, text: str) -> str:
     >>> brief("Cluster", "mine"), len(brief("Plan", "of a model " * 50))
     ('<Cluster mine>', 119)
     """
-    return f"<{kind} {shorten(text, most=116 - len(kind))}>"
+    return f"<{kind} {shorten(text, maximum=116 - len(kind))}>"
 
 
 def printable(text: str) -> str:

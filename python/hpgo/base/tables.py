@@ -41,8 +41,8 @@ def plain(columns: Sequence[str], rows: Iterable[Sequence[object]], width: int |
     head = zip(*([""] * (tall - len(name)) + name for name in names), strict=True)
     return [
         "  ".join(
-            text.rjust(most) if to_the_right else text.ljust(most)
-            for text, most, to_the_right in zip(line, widths, right, strict=True)
+            text.rjust(maximum) if to_the_right else text.ljust(maximum)
+            for text, maximum, to_the_right in zip(line, widths, right, strict=True)
         ).rstrip()
         for line in [*head, *cells]
     ]
@@ -58,7 +58,7 @@ def folded(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int | 
     needed = sum(map(max, contents, map(len, columns))) + 2 * (len(columns) - 1)
     if width is None or needed <= width:
         return [[name] for name in columns]
-    return [_lines(name, most) for name, most in zip(columns, contents, strict=True)]
+    return [_lines(name, maximum) for name, maximum in zip(columns, contents, strict=True)]
 
 
 def _lines(name: str, width: int) -> list[str]:

@@ -30,7 +30,7 @@ _SHOWN_BYTES = {f"{prefix}B": factor for prefix, factor in reversed(_DECIMAL.ite
 # Datasheets count in TFLOP/s, also above 1,000.
 _SHOWN_FLOPS = {f"{prefix}FLOP/s": factor for prefix, factor in reversed(_DECIMAL.items()) if factor <= _DECIMAL["T"]}
 
-_LONGEST = 100
+_MAX_LENGTH = 100
 _NUMBER = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*")
 
 
@@ -109,7 +109,7 @@ def format_flop_per_s(flop_per_s: float) -> str:
 def _parse(value: object, what: str, factors: dict[str, float], example: str) -> float:
     number, unit = 0.0, ""
     if isinstance(value, str):
-        found = _NUMBER.fullmatch(value) if len(value) <= _LONGEST else None
+        found = _NUMBER.fullmatch(value) if len(value) <= _MAX_LENGTH else None
         if found is None or (found[2] and found[2] not in factors):
             raise ArgumentError(f"`{shorten(value)}` is no {what}", example)
         number, unit = float(found[1]), found[2]

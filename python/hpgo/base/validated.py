@@ -14,7 +14,7 @@ from numbers import Real
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from hpgo.base.checks import MOST
+from hpgo.base.checks import MAX_COUNT
 from hpgo.base.messages import as_float, as_whole, safe_repr
 from hpgo.errors import ArgumentError, HpgoError
 
@@ -78,7 +78,7 @@ def _refused(_: object) -> object:
 
 def _whole(value: object) -> int:
     number = as_whole(value)
-    if number is None or not 0 <= number <= MOST:
+    if number is None or not 0 <= number <= MAX_COUNT:
         raise _MismatchError
     return number
 
@@ -104,7 +104,9 @@ def _is_text(value: object) -> bool:
 
 _TEXT = _Kind(lambda value: (type(value) is str and value.isascii()) or _is_text(value), _refused, "text")
 _FLAG = _Kind(lambda value: value is True or value is False, _refused, "True or False")
-_WHOLE = _Kind(lambda value: type(value) is int and 0 <= value <= MOST, _whole, f"a whole number from 0 to {MOST}")
+_WHOLE = _Kind(
+    lambda value: type(value) is int and 0 <= value <= MAX_COUNT, _whole, f"a whole number from 0 to {MAX_COUNT}"
+)
 _NUMBER = _Kind(lambda value: type(value) is float and not isnan(value), _number, "a number")
 _ANYTHING = _Kind(lambda _: True, _refused, "anything")
 _SIMPLE = {str: _TEXT, bool: _FLAG, int: _WHOLE, float: _NUMBER, object: _ANYTHING}

@@ -49,10 +49,10 @@ def command(options: ListOptions) -> None:
         [
             (
                 name,
-                f"{preset.machines} × {preset.devices}",
+                f"{preset.nodes} × {preset.devices}",
                 preset.device,
                 *_rates(Link(*preset.intra), used=preset.devices > 1),
-                *_rates(Link(*preset.inter), used=preset.machines > 1),
+                *_rates(Link(*preset.inter), used=preset.nodes > 1),
             )
             for name, preset in PRESETS.items()
         ],
@@ -136,14 +136,14 @@ def _rates(link: Link, *, used: bool) -> tuple[str, str]:
 
 
 def _entry(cluster: Cluster) -> dict[str, object]:
-    machine = cluster.nodes[0]
+    node = cluster.nodes[0]
     return {
         "name": cluster.name,
-        "machines": len(cluster.nodes),
-        "devices_per_machine": machine.count,
-        "device": machine.device.name,
-        "memory_bytes": machine.device.memory_bytes,
-        "shares": rates_of(machine.device.name).shares,
+        "nodes": len(cluster.nodes),
+        "devices_per_node": node.count,
+        "device": node.device.name,
+        "memory_bytes": node.device.memory_bytes,
+        "shares": rates_of(node.device.name).shares,
         "intra": dataclasses.asdict(cluster.intra),
         "inter": dataclasses.asdict(cluster.inter),
         "source": cluster.source,

@@ -44,7 +44,6 @@ _Record = TypeVar("_Record", bound="Options")
 
 _LEFT = 30
 _MORE = "More options"
-_GLUE = "\u00a0"
 _FULL = "hpgo.cli.command.full"
 
 
@@ -84,7 +83,7 @@ class _Context(click.Context):
 
 
 _WORD = re.compile(
-    r"\b([a-z]+(?:_[a-z0-9]+)+|(?<=`)(?:cap|chunks|iterations|ranks)(?=`)"
+    r"\b([a-z]+(?:_[a-z0-9]+)+|(?<=`)(?:iterations|ranks)(?=`)"
     r"|(?<=`)(?:cp|devices|ep|pp|tp|vpp)(?==)|(?:recompute|schedule)(?==))\b"
     r"(?:=('?)([\w.]+)\2)?"
 )
@@ -97,7 +96,6 @@ _ARGUMENTS = {
     "batch_sizes": "batch_size",
     "layer_counts": "profile_layer_counts",
     "boundary_bytes": "profile_boundary",
-    "headroom_bytes": "reserve_memory",
     "reserved_bytes": "reserve_memory",
     "time_limit_s": "time_limit",
     "sequence_parallel": "no_sequence_parallel",
@@ -164,12 +162,12 @@ class Command(click.Command):
         brief = [] if is_full(ctx) else [name for name, _ in sections.pop(_MORE, [])]
         write_columns(formatter, sections)
         if brief:
-            # Options and their values stay on one line.
-            text = ", ".join(name.replace(" ", _GLUE) for name in brief)
+            # Values and negative forms are left out, so that many options fit on one screen.
+            text = " ".join(next(word for word in name.split() if word.startswith("--")) for name in brief)
             words = ctx.command_path.split(" ", 1)
             with formatter.section(f"{_MORE} (`{' help '.join(words)}` explains them)"):
                 for line in textwrap.wrap(text, formatter.width - formatter.current_indent, break_on_hyphens=False):
-                    formatter.write(f"{'':{formatter.current_indent}}{line.replace(_GLUE, ' ')}\n")
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
 
 class Group(click.Group):

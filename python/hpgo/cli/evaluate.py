@@ -208,7 +208,7 @@ def _reevaluated(options: EvaluateOptions) -> tuple[Plan, Plan]:
     stored = Plan.read(options.profile)
     profile, cluster = options.given_profile, options.cluster
     with as_options():
-        evaluated = stored.reprice(
+        evaluated = stored.reevaluate(
             profile=None if profile is None else read_profile(profile, **options.of_file()),
             cluster=None if cluster is None else Cluster.read(cluster),
         )

@@ -293,8 +293,8 @@ def _width(sent: dict[int, int]) -> str:
     used = {width or WHOLE_BITS: count for width, count in sent.items()}
     if len(used) < 2:
         return "".join(f", {width} bit" for width in used if width < WHOLE_BITS)
-    most = max(used, key=lambda width: used[width])
-    return f", {min(used)} to {max(used)} bit, mostly {most}"
+    maximum = max(used, key=lambda width: used[width])
+    return f", {min(used)} to {max(used)} bit, mostly {maximum}"
 
 
 def _rate(samples_per_s: float) -> str:

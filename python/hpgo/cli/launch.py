@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from hpgo.base.messages import shorten
 from hpgo.cli.command import Options, argument, option, takes
-from hpgo.cli.values import AS_JSON, CLUSTER_OF_PLAN, FILE, PLAN
+from hpgo.cli.job_folders import run_bash
+from hpgo.cli.values import AS_JSON, CLUSTER_OF_PLAN, FILE, PLAN, is_folder_name
 
 if TYPE_CHECKING:
     from hpgo.launch import LaunchJob, TargetName
@@ -20,8 +21,8 @@ _TARGETS = ("local", "torchrun", "slurm", "kubeflow", "pytorchjob", "ray", "ssh-
 
 
 _SECTIONS = {
-    "Processes": "target script python cluster name",
-    "Hosts": "hosts_file port image runtime resource sbatch",
+    "Processes": "target script env python cluster name",
+    "Hosts": "hosts_file port image runtime resource sbatch srun",
     "Output": "output as_json",
 }
 
@@ -54,20 +55,25 @@ class TargetOptions(Options):
         metavar="OPTION",
         help="slurm: option of sbatch, such as `partition=gpu`. Repeatable.",
     )
+    srun: tuple[str, ...] = option(
+        "--srun", multiple=True, metavar="OPTION", help="slurm: option of srun, such as `mpi=none`. Repeatable."
+    )
 
 
 class LaunchOptions(TargetOptions):
     """Options of `hpgo launch`."""
 
-    plan: str = argument(type=PLAN, metavar="PLAN.json")
+    plan: str = argument(type=PLAN, metavar="PLAN.json|FOLDER/")
     arguments: tuple[str, ...] = argument(nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS…]")
-    target: TargetName = option("--on", type=click.Choice(_TARGETS), required=True, help="Launcher of the processes.")
-    script: str = option(
+    target: TargetName | None = option("--on", type=click.Choice(_TARGETS), help="Launcher of the processes.")
+    script: str | None = option(
         "--script",
         type=FILE,
-        required=True,
         metavar="FILE.py",
         help="Script that each process runs, by its path on the nodes.",
+    )
+    env: tuple[str, ...] = option(
+        "--env", multiple=True, metavar="NAME=VALUE", help="Environment variable of each process. Repeatable."
     )
     output: str | None = option(
         "-o",
@@ -91,7 +97,7 @@ class LaunchOptions(TargetOptions):
 
 @takes(LaunchOptions, sections=_SECTIONS)
 def command(options: LaunchOptions) -> None:
-    """Start the processes of PLAN.json, or write the file that starts them.
+    """Start the processes of PLAN.json, or write the file that starts them; or start a job FOLDER.
 
     One process starts for each device of the cluster, including idle ones: rank r on device r, node by node. All
     launchers set the variables of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR,
@@ -99,6 +105,9 @@ def command(options: LaunchOptions) -> None:
 
     `--on local` without -o runs the job on this machine, with torchrun, and exits with 1 if a rank fails. The other
     launchers print a file: a bash script (torchrun, slurm, ssh-hosts), YAML (kubeflow, pytorchjob) or Python (ray).
+
+    FOLDER is a job folder of `hpgo llm plan -o FOLDER/`. Its job.sh checks the job and starts it. Options of --sbatch,
+    then ARGUMENTS, are passed to job.sh, and --env and --srun to the ranks.
 
     \b
     Examples:
@@ -109,7 +118,13 @@ def command(options: LaunchOptions) -> None:
       hpgo launch plan.json --on ssh-hosts --script train.py --hosts hosts.txt
       hpgo launch plan.json --on kubeflow --script train.py --image me/train:1
       hpgo launch plan.json --on ray --script train.py -o start.py
+      hpgo launch job/ --sbatch partition=gpu --env NCCL_DEBUG=INFO
     """
+    environment = _environment(options.env)
+    if is_folder_name(options.plan):
+        _start(options, environment)
+    if options.target is None or options.script is None:
+        raise click.UsageError(f"Missing option '{'--on' if options.target is None else '--script'}'.")
     from hpgo import launch
     from hpgo.hardware.cluster import Cluster
     from hpgo.planning.plans import Plan
@@ -128,6 +143,7 @@ def command(options: LaunchOptions) -> None:
         cluster=None if options.cluster is None else Cluster.read(options.cluster),
         python=options.python,
         name=options.name,
+        environment=environment,
     )
     # Create the text first, also with -o: it checks all options.
     text = launch.text(job, options.target, **given)
@@ -136,9 +152,32 @@ def command(options: LaunchOptions) -> None:
     if options.as_json:
         click.echo(_document(job, options.target, text))
     elif options.output is None and options.target == "local":
-        _run(text)
+        run_bash(["-c", text], {})
     elif options.output is None:
         click.echo(text, nl=False)
+
+
+def _environment(words: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise click.UsageError(f"--env takes NAME=VALUE, not `{shorten(word)}`")
+        found[name] = value
+    return found
+
+
+def _start(options: LaunchOptions, environment: dict[str, str]) -> NoReturn:
+    """Start a job folder. Raise UsageError for options that only plan files have."""
+    from hpgo.cli.job_folders import start_job
+
+    known = {"plan", "arguments", "env", "sbatch", "srun", "python"}
+    for field in fields(options):
+        if field.name not in known and getattr(options, field.name) not in {None, (), False}:
+            name = {"target": "on", "hosts_file": "hosts", "as_json": "json"}.get(field.name, field.name)
+            raise click.UsageError(f"--{name} is for plan files: the scripts of a job folder state it")
+    words = [*(f"--{option}" for option in options.sbatch), *options.arguments]
+    start_job(options.plan, words, environment, options.srun)
 
 
 def _hosts(path: str) -> list[str]:
@@ -151,7 +190,7 @@ def _hosts(path: str) -> list[str]:
 
 
 def _document(job: LaunchJob, target: TargetName, text: str) -> str:
-    machines = [
+    nodes = [
         {"ranks": node.ranks, "type": node.kind, "name": node.name, "first_rank": first}
         for node, first in zip(job.nodes, job.first_ranks, strict=True)
     ]
@@ -163,27 +202,10 @@ def _document(job: LaunchJob, target: TargetName, text: str) -> str:
             "name": job.name,
             "title": job.title,
             "ranks": job.ranks,
-            "machines": machines,
+            "nodes": nodes,
             "idle": job.idle,
             "command": job.command,
             "text": text,
         },
         indent=2,
     )
-
-
-def _run(text: str) -> None:
-    """Replace this process by the job's script, so that it gets the signals and sets the exit code."""
-    from hpgo.errors import HpgoError
-
-    # `execvp` drops what Python has buffered.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        os.execvp("bash", ["bash", "-c", text])  # noqa: S606, S607 -- the shell of the PATH, as `#!` has it
-    except OSError as error:
-        raise HpgoError(
-            f"can't run bash: {error.strerror or error}",
-            "write the job with `-o job.sh` and run it on a machine with bash",
-            code="unsupported",
-        ) from None

@@ -163,7 +163,7 @@ def _nearest_option(error: click.ClickException) -> str:
     former = (_FORMER_OPTIONS.get(key, "") for key in (error.option_name, f"{error.ctx.info_name} {error.option_name}"))
     if current := next((name for name in former if name in options or name.startswith("hpgo ")), ""):
         return f"did you mean `{current}`?"
-    return similar(error.option_name, begun or options, least=0.0 if begun else _MIN_SIMILARITY)
+    return similar(error.option_name, begun or options, minimum=0.0 if begun else _MIN_SIMILARITY)
 
 
 def main() -> NoReturn:

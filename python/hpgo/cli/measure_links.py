@@ -92,7 +92,7 @@ def _write(found: Links, output: str | None, picture: str | None, *, as_json: bo
     if output is not None:
         write_text(Path(output), found.cluster.yaml(), ClusterError)
     if picture is not None:
-        write_text(Path(picture), svg(found.cluster.name, found.pairs, found.machine_of), ClusterError)
+        write_text(Path(picture), svg(found.cluster.name, found.pairs, found.node_of), ClusterError)
     if as_json:
         click.echo(json_text(_as_json(found)))
         return

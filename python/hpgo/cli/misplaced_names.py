@@ -128,8 +128,8 @@ def _large_enough(name: str) -> str:
 
     # 16 bytes of weights, gradients and optimizer state per parameter must fit in a third of the memory of a node with
     # 8 GPUs of 80 GB, which leaves the rest for activations.
-    machines = 2 ** max(0, math.ceil(math.log2(TRANSFORMERS[name].parameters * 16 / (8 * 80e9 / 3))))
-    return f"-c h100:{machines} -b {max(64, 8 * machines)}"
+    nodes = 2 ** max(0, math.ceil(math.log2(TRANSFORMERS[name].parameters * 16 / (8 * 80e9 / 3))))
+    return f"-c h100:{nodes} -b {max(64, 8 * nodes)}"
 
 
 def meant_as_transformer(name: str, cluster: str, global_batch_size: int) -> HpgoError | None:

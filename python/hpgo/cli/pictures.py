@@ -53,21 +53,21 @@ def timelines_in(inputs: Sequence[str], schedule: ScheduleName | None) -> list[T
 def plan_in(path: str) -> Plan | None:
     """Return the plan in the file, or None if the file is not a plan."""
     from hpgo.base.documents import read_text
-    from hpgo.base.files import MOST_BYTES_OF_RUNS
+    from hpgo.base.files import MAX_BYTES_OF_RUNS
     from hpgo.errors import ArgumentError
     from hpgo.planning.plans import Plan
 
     # NumPy archives are timelines, and binary, so they cannot be read as text.
     if path.lower().endswith(".npz"):
         return None
-    text = read_text(path, ArgumentError, most=MOST_BYTES_OF_RUNS)
+    text = read_text(path, ArgumentError, maximum=MAX_BYTES_OF_RUNS)
     return Plan.from_json(text, source=path) if '"hpgo.plan"' in text[:200] else None
 
 
 def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:
     """Return the timeline of a file, or of the plan in it. The format name at the start of the file decides."""
     from hpgo.base.documents import read_text
-    from hpgo.base.files import MOST_BYTES_OF_RUNS
+    from hpgo.base.files import MAX_BYTES_OF_RUNS
     from hpgo.errors import ArgumentError
     from hpgo.planning.plans import Plan
     from hpgo.timing.simulation import simulate
@@ -75,7 +75,7 @@ def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:
 
     if path.lower().endswith(".npz"):
         return Timeline.read(path)
-    text = read_text(path, ArgumentError, most=MOST_BYTES_OF_RUNS)
+    text = read_text(path, ArgumentError, maximum=MAX_BYTES_OF_RUNS)
     # All formats have their name at the start of the file.
     head = text[:200]
     if '"hpgo.plan"' in head:

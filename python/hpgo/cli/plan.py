@@ -145,8 +145,8 @@ class PlanOptions(ProblemOptions, SavingOptions):
         type=Alternative(),
         multiple=True,
         metavar="NAME=FILE",
-        help="Also write an alternative of the report: `data parallelism`, `straight pipeline`, or a schedule of"
-        " `auto`. Repeatable.",
+        help="Also write an alternative of the report: `data parallelism`, `pipeline parallelism only`, or a"
+        " schedule of `auto`. Repeatable.",
     )
     plot: str | None = option(
         "--plot", type=STILL, metavar="FILE", help="Plot the plans of several sizes: .svg, .png, .pdf or .html."

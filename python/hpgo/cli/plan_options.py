@@ -35,7 +35,7 @@ _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
 
 
 SECTIONS = {
-    "Problem": "cluster global_batch_size {}schedule pipeline_micro_batch_size min_micro_batch_size even_split"
+    "Problem": "cluster global_batch_size {}schedule pipeline_micro_batch_size min_samples_per_replica even_split"
     " no_overlap include_data_loading",
     "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer reserve_memory",
     "Input file options": "profile_batch_size profile_layer_counts profile_boundary",
@@ -179,8 +179,8 @@ class ProblemOptions(ProfileFileOptions):
         help="Samples per micro-batch over all replicas of a stage.  [default: the best] (Megatron-LM's"
         " --micro-batch-size counts the samples of one replica.)",
     )
-    min_micro_batch_size: int | None = option(
-        "--min-micro-batch-size",
+    min_samples_per_replica: int | None = option(
+        "--min-samples-per-replica",
         type=int,
         metavar="N",
         help="Minimum samples per micro-batch and replica.  [default: the profile's smallest batch size]",
@@ -239,7 +239,7 @@ class ProblemOptions(ProfileFileOptions):
         }
         return {
             "pipeline_micro_batch_size": self.pipeline_micro_batch_size,
-            "min_micro_batch_size": self.min_micro_batch_size,
+            "min_samples_per_replica": self.min_samples_per_replica,
             "recompute": _RECOMPUTE[self.recompute],
             "even_split": self.even_split,
             "overlap": not self.no_overlap,

@@ -69,7 +69,7 @@ def _tell(error: HpgoError) -> None:
     say("error", error.message)
     if error.hint:
         say("hint", error.hint)
-    most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    if most != "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == most:
-        say("note", f"`--max-restarts {most}` is reached on {socket.gethostname()}: torchrun restarts no rank there")
+    maximum = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if maximum != "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == maximum:
+        say("note", f"`--max-restarts {maximum}` is reached on {socket.gethostname()}: torchrun restarts no rank there")
     sys.stderr.flush()

@@ -30,7 +30,7 @@ def command(options: ListOptions) -> None:
     Examples:
       hpgo schedules
       hpgo schedules show zb_v
-      hpgo schedules show interleaved --ranks 4 --micro-batches 8 --chunks 2
+      hpgo schedules show interleaved --ranks 4 --micro-batches 8 --virtual-stages-per-rank 2
       hpgo schedules show dualpipe --ranks 4 --micro-batches 8 --csv > it.csv
     """
     if click.get_current_context().invoked_subcommand is not None:
@@ -64,15 +64,17 @@ class ShowOptions(Options):
         show_default=True,
         help="Number of micro-batches.",
     )
-    chunks: int | None = option("-c", "--chunks", type=click.IntRange(min=1), help="Virtual stages per rank.")
+    virtual_stages_per_rank: int | None = option(
+        "-c", "--virtual-stages-per-rank", type=click.IntRange(min=1), help="Virtual stages per rank."
+    )
     group_size: int | None = option(
         "-g",
         "--group-size",
         type=click.IntRange(min=1),
         help="Micro-batches that a rank runs before it changes to its next virtual stage.",
     )
-    cap: int | None = option(
-        "--cap", type=click.IntRange(min=1), help="Activation limit: micro-batches that a rank may hold."
+    activation_limit: int | None = option(
+        "--activation-limit", type=click.IntRange(min=1), help="Activation limit: micro-batches that a rank may hold."
     )
     csv: bool = option(
         "--csv", is_flag=True, help="Print only the action lists, one line per rank, in PyTorch's format."
@@ -92,15 +94,15 @@ def show(options: ShowOptions) -> None:
     \b
     Examples:
       hpgo schedules show 1f1b
-      hpgo schedules show zb --ranks 4 --micro-batches 8 --cap 6
+      hpgo schedules show zb --ranks 4 --micro-batches 8 --activation-limit 6
     """
     built = schedule(
         options.name,
         ranks=options.ranks,
         micro_batches=options.micro_batches,
-        chunks=options.chunks,
+        virtual_stages_per_rank=options.virtual_stages_per_rank,
         group_size=options.group_size,
-        cap=options.cap,
+        activation_limit=options.activation_limit,
     )
     if options.transfers:
         if not options.csv:
@@ -118,7 +120,7 @@ def show(options: ShowOptions) -> None:
             "micro_batches": built.total_micro_batches,
             "rank_of_stage": built.rank_of_stage,
             "peak_in_flight": built.peak_in_flight,
-            "orders": built.orders,
+            "action_lists": built.action_lists,
         }
         click.echo(json.dumps(facts, ensure_ascii=False))
         return

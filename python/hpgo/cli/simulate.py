@@ -186,7 +186,9 @@ def _check_known(names: Sequence[ScheduleName], setup: SimulationConfig) -> None
         return  # All names are misspelled. The simulation reports that with the nearest names.
     for key in OPTIONS:
         asked = getattr(setup, key)
-        fixed = any(key == "chunks" and family.chunks == str(asked) for family in families)
+        fixed = any(
+            key == "virtual_stages_per_rank" and family.virtual_stages_per_rank == str(asked) for family in families
+        )
         if asked is not None and not fixed and not any(key in family.options for family in families):
             whose = f"`{names[0]}` has no" if len(names) == 1 else f"none of {', '.join(names)} has an"
             raise ArgumentError(f"{whose} option `{flag_of(key)}`", f"leave out `{flag_of(key)}`")

@@ -42,7 +42,8 @@ class Listing(Command):
 
 
 SECTIONS = {
-    "Schedule": "schedule compare plan_file config num_stages num_batches chunks group_size cap iterations sweep",
+    "Schedule": "schedule compare plan_file config num_stages num_batches virtual_stages_per_rank group_size"
+    " activation_limit iterations sweep",
     "Times": "forward_times backward_times input_gradient_times weight_gradient_times overlapped_times p2p_time"
     " transfer_time comm gradient_sync_times optimizer_times",
     "Memory": "weight_bytes activation_bytes memory_cap",
@@ -111,13 +112,17 @@ class SetupOptions(Options):
         metavar="NAME|FILE",
         help="Schedule: a name of `hpgo schedules`, or a CSV file of action lists.  [default: 1f1b]",
     )
-    chunks: int | None = option(
-        "--chunks", type=int, help="Virtual stages per rank, for schedules that have them. They share the rank's times."
+    virtual_stages_per_rank: int | None = option(
+        "--virtual-stages-per-rank",
+        type=int,
+        help="Virtual stages per rank, for schedules that have them. They share the rank's times.",
     )
     group_size: int | None = option(
         "--group-size", type=int, help="Micro-batches that a rank runs before it changes to its next virtual stage."
     )
-    cap: int | None = option("--cap", type=int, help="Activation limit: micro-batches that a rank may hold.")
+    activation_limit: int | None = option(
+        "--activation-limit", type=int, help="Activation limit: micro-batches that a rank may hold."
+    )
     comm: str | None = option(
         "--comm", help="Communication model: link, latency, stream, stream_deferred or rendezvous.  [default: link]"
     )
@@ -207,16 +212,20 @@ def _of_visualization(section: Section) -> dict[str, Any]:
     given = section.text("strategy", "1f1b")
     if given not in _STRATEGIES:
         section.fail(f"unknown strategy `{shorten(given)}`", did_you_mean(given, _STRATEGIES))
-    stages = section.whole("num_stages", section.whole("num_devices", 4, least=1), least=1)
-    devices = section.whole("num_devices", stages, least=1)
+    stages = section.whole("num_stages", section.whole("num_devices", 4, minimum=1), minimum=1)
+    devices = section.whole("num_devices", stages, minimum=1)
     if stages % devices:
         section.fail(
             f"`num_stages` is {stages}, but it must be a multiple of the {devices} devices",
             f"write `num_stages: {-(-stages // devices) * devices}`",
         )
-    values: dict[str, Any] = {"schedule": _STRATEGIES[given], "num_stages": devices, "chunks": stages // devices}
+    values: dict[str, Any] = {
+        "schedule": _STRATEGIES[given],
+        "num_stages": devices,
+        "virtual_stages_per_rank": stages // devices,
+    }
     if "num_batches" in section:
-        values["num_batches"] = section.whole("num_batches", least=1)
+        values["num_batches"] = section.whole("num_batches", minimum=1)
     if "p2p_latency" in section:
         values["p2p_time"] = section.build(checked, "p2p_time", section.get("p2p_latency"), "p2p_latency")
     # Only `zb1p` runs the two halves of a backward pass; all other strategies run it whole.

@@ -73,8 +73,8 @@ def _rich_table(columns: Sequence[str], cells: list[list[str]], title: str | Non
     if title:
         console.print(Text(f"{title}\n", style="bold"))
     # A table that is wider than the terminal is printed in full, since cropped numbers are useless.
-    least = Measurement.get(console, console.options, drawn).minimum
-    console.print(drawn, width=max(console.width, least), crop=False)
+    minimum = Measurement.get(console, console.options, drawn).minimum
+    console.print(drawn, width=max(console.width, minimum), crop=False)
 
 
 def say(kind: str, text: str) -> None:
@@ -146,9 +146,9 @@ def searching(label: str, shown: Callable[[float], str]) -> Iterator[Callable[[f
                 draw(0.0, "no plan yet; Ctrl-C ends the search")
             else:
                 # Three digits are enough for progress, and keep the line short.
-                step, least = (shown(float(f"{value:.3g}")) for value in (best, bound))
+                step, minimum = (shown(float(f"{value:.3g}")) for value in (best, bound))
                 gap = f", gap {percent(best / bound - 1)}" if bound > best / 2 else ""
-                proven = f", bound {least}{gap}" if bound > 0 else ""
+                proven = f", bound {minimum}{gap}" if bound > 0 else ""
                 draw(bound / best if best else 1.0, f"best {step}{proven}; Ctrl-C takes it")
 
         yield tell

@@ -5,11 +5,13 @@ Each value type completes itself in a shell.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from hpgo.base.files import is_folder
 from hpgo.base.messages import shorten
 from hpgo.cli.command import option
 from hpgo.cli.misplaced_names import check_kind
@@ -22,18 +24,20 @@ if TYPE_CHECKING:
 class File(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
     """A file to read, or with `endings` a file to write, whose name must end in one of them.
 
-    With `bare`, a name without any ending is allowed, too.
+    With `bare`, a name without any ending is allowed, too; with `folders`, a folder (`is_folder_name`).
     """
 
     name = "file"
 
-    def __init__(self, *endings: str, bare: bool = False) -> None:
-        self._endings, self._bare = endings, bare
+    def __init__(self, *endings: str, bare: bool = False, folders: bool = False) -> None:
+        self._endings, self._bare, self._folders = endings, bare, folders
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name unchanged. Raises ArgumentError for an ending that is not allowed."""
         del param, ctx
         last = str(value).replace("\\", "/").rpartition("/")[2]
+        if self._folders and is_folder_name(str(value)):
+            return str(value)
         if not self._endings or last.lower().endswith(self._endings) or (self._bare and "." not in last):
             return str(value)
         *others, final = self._endings
@@ -44,6 +48,17 @@ class File(click.ParamType):  # type: ignore[type-arg]  # not generic before cli
         """Complete the names of files."""
         del ctx, param
         return [CompletionItem(incomplete, type="file")]
+
+
+def is_folder_name(name: str) -> bool:
+    """Return whether `name` names a folder: it ends with a slash, or there is a folder of this name.
+
+    >>> is_folder_name("new/"), is_folder_name("plan.json")
+    (True, False)
+    """
+    from pathlib import Path
+
+    return name.endswith(("/", os.sep)) or is_folder(Path(name))
 
 
 class Folder(File):
@@ -150,7 +165,8 @@ PROFILE_OUT = File(".yaml", ".yml", ".json", ".txt")
 STILL_ENDINGS = (".svg", ".png", ".pdf", ".html")
 STILL = File(*STILL_ENDINGS)
 """A picture that is not a timeline."""
-LLM_PLAN_OUT = File(".json", *STILL_ENDINGS, bare=True)
+LLM_PLAN_OUT = File(".json", *STILL_ENDINGS, bare=True, folders=True)
+"""A plan, a picture, or a folder for a job."""
 LLM_ESTIMATE_OUT = File(*STILL_ENDINGS, ".yaml", ".yml", ".json", ".txt")
 """A picture, or a profile that `hpgo.write_profile` writes."""
 TIMELINE_OUT = File(".timeline.json", ".npz")
@@ -168,6 +184,13 @@ def written(kind: File, text: str, *, required: bool = False) -> Any:
     return option("-o", "--output", type=kind, multiple=True, required=required, metavar="FILE", help=text)
 
 
+ON_LAUNCHER: Any = option(
+    "--on",
+    type=click.Choice(("slurm", "torchrun", "kubernetes", "ray")),
+    default="slurm",
+    metavar="NAME",
+    help="Launcher of a job: slurm, torchrun, kubernetes or ray.  [slurm]",
+)
 AS_JSON: Any = option("--json", is_flag=True, help="Print the result as JSON.")
 SEED: Any = option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Seed of the initial weights."

@@ -102,9 +102,9 @@ def scene(
 
 def _high(panel: Panel) -> float:
     """Return the value at the top of the panel's axis."""
-    most = max((value for values in panel.curves.values() for value in values), default=0.0)
+    maximum = max((value for values in panel.curves.values() for value in values), default=0.0)
     # Leave 4 % above the highest point, so that its mark is not cut off.
-    return 1.04 * most if 0 < most < math.inf else 1.0
+    return 1.04 * maximum if 0 < maximum < math.inf else 1.0
 
 
 def _marks(panel: Panel) -> list[tuple[float, str]]:

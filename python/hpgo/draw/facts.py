@@ -1,4 +1,4 @@
-"""Texts and numbers about a timeline that all picture formats share: names, shares, chunks."""
+"""Texts and numbers about a timeline that all picture formats share: names, shares, virtual stages."""
 
 from __future__ import annotations
 
@@ -76,27 +76,29 @@ def sync_rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     return syncs, rank[first[syncs] + np.arange(len(syncs)) - before]
 
 
-def chunk_of_stage(timeline: Timeline) -> NDArray[np.int64]:
+def virtual_stage_of_stage(timeline: Timeline) -> NDArray[np.int64]:
     """Return the index of each stage among the stages of its rank, from 0."""
     rank_of_stage = _rank_of_stage(timeline)
     by_rank = np.argsort(rank_of_stage, kind="stable")
     firsts = np.searchsorted(rank_of_stage[by_rank], rank_of_stage[by_rank])
-    chunks = np.empty(len(rank_of_stage), np.int64)
-    chunks[by_rank] = np.arange(len(by_rank)) - firsts
-    return chunks
+    positions = np.empty(len(rank_of_stage), np.int64)
+    positions[by_rank] = np.arange(len(by_rank)) - firsts
+    return positions
 
 
 def bar_of_stage(timeline: Timeline) -> NDArray[np.float64]:
     """Return the fraction of each stage's boxes that a bar covers: 0 for the first stage of a rank, 1 for its last."""
-    chunks = chunk_of_stage(timeline)
-    return chunks / max(int(chunks.max(initial=0)), 1)
+    positions = virtual_stage_of_stage(timeline)
+    return positions / max(int(positions.max(initial=0)), 1)
 
 
 def barred(timelines: Sequence[Timeline]) -> str:
     """Return the meaning of the bars on boxes. Empty if there are none."""
-    chunked = any(timeline.chunks > 1 for timeline in timelines)
-    two_way = any(chunk_of_stage(timeline).max(initial=0) + 1 > timeline.chunks for timeline in timelines)
-    meanings = [f"later virtual stage of the {timelines[0].row}"] * chunked + ["the other direction"] * two_way
+    is_virtual = any(timeline.virtual_stages_per_rank > 1 for timeline in timelines)
+    two_way = any(
+        virtual_stage_of_stage(timeline).max(initial=0) + 1 > timeline.virtual_stages_per_rank for timeline in timelines
+    )
+    meanings = [f"later virtual stage of the {timelines[0].row}"] * is_virtual + ["the other direction"] * two_way
     return f"bar on top: {', or '.join(meanings)}" if meanings else ""
 
 
@@ -129,8 +131,8 @@ def far_cap(timeline: Timeline, label: str) -> str:
 
 def range_text(values: Sequence[float]) -> str:
     """Return the range of some sizes as text."""
-    least, most = format_bytes(min(values)), format_bytes(max(values))
-    return least if least == most else f"{least} to {most}"
+    minimum, maximum = format_bytes(min(values)), format_bytes(max(values))
+    return minimum if minimum == maximum else f"{minimum} to {maximum}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -148,8 +150,8 @@ def summary(timeline: Timeline) -> str:
         counted(timeline.ranks, timeline.row),
         counted(timeline.micro_batches, "micro-batch").replace("batchs", "batches"),
     ]
-    if timeline.chunks > 1:
-        parts.append(f"{timeline.chunks} virtual stages per {timeline.row}")
+    if timeline.virtual_stages_per_rank > 1:
+        parts.append(f"{timeline.virtual_stages_per_rank} virtual stages per {timeline.row}")
     parts += [f"step {format_seconds(timeline.makespan_s)}", f"bubble {100 * timeline.measures.idle_over_total:.1f} %"]
     peak = peak_bytes(timeline)
     if peak is not None:

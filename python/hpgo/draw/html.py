@@ -22,7 +22,6 @@ from hpgo.draw import palette
 from hpgo.draw.axis import SHORTEST_S, drawn_span_s
 from hpgo.draw.facts import (
     barred,
-    chunk_of_stage,
     comparison,
     counted,
     definitions,
@@ -33,6 +32,7 @@ from hpgo.draw.facts import (
     summary,
     sync_rows,
     title,
+    virtual_stage_of_stage,
 )
 from hpgo.draw.scene import staircase
 from hpgo.programs.schedule import KINDS
@@ -133,7 +133,7 @@ def _packed(
         "duration": ticks(timeline.end_s) - start,
         # Limit the slack to 31 bits, the range that the packing can hold.
         "slack": np.minimum(ticks(np.maximum(timeline.slack_s, 0)), 2**31 - 1),
-        "chunk_of_stage": chunk_of_stage(timeline),
+        "virtual_stage_of_stage": virtual_stage_of_stage(timeline),
     }
     if fused:
         columns["backward_stage"] = timeline.backward_stage
@@ -166,7 +166,7 @@ def _packed(
         "row": timeline.row,
         "names": [printable(name) for name in timeline.row_names],
         "stages": timeline.stages,
-        "chunks": timeline.chunks,
+        "virtual_stages_per_rank": timeline.virtual_stages_per_rank,
         "makespan_s": timeline.makespan_s,
         "tick_s": tick_s,
         "actions": len(timeline.rank),
@@ -249,7 +249,7 @@ def _pack(values: NDArray[Any]) -> bytes:
 
 def _marks() -> dict[str, Any]:
     """Return fill, ink and pattern of each kind of box, for light and dark mode."""
-    boxes = [*palette.KIND_COLOURS, *(f"idle-{cause}" for cause in CAUSES), "chunk", "sync", "memory", "free"]
+    boxes = [*palette.KIND_COLOURS, *(f"idle-{cause}" for cause in CAUSES), "virtual_stage", "sync", "memory", "free"]
     boxes += [f"lane-{name}" for name in TRANSFER_KINDS]
     return {
         name: {"fill": look.fill, "ink": [palette.ink_on(fill) for fill in look.fill], "hatch": look.hatch}

@@ -95,10 +95,10 @@ def options_of(chosen: Mapping[str, Any], timelines: int) -> DrawOptions:
             f"there are {len(options.labels)} labels, but {timelines} timelines",
             "give one label for each timeline, or none",
         )
-    for name, least in (("width_px", 320), ("columns", 40), ("max_boxes", 0)):
-        if getattr(options, name) < least:
+    for name, minimum in (("width_px", 320), ("columns", 40), ("max_boxes", 0)):
+        if getattr(options, name) < minimum:
             raise ArgumentError(
-                f"{name} is {getattr(options, name)}, but must be at least {least}", f"set it to {least} or more"
+                f"{name} is {getattr(options, name)}, but must be at least {minimum}", f"set it to {minimum} or more"
             )
     # A larger picture would need gigabytes of memory as pixels.
     if options.width_px > 20_000 or options.columns > 10_000:

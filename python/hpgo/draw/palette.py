@@ -96,7 +96,7 @@ _LOOKS = {
     "B": Look(fill=(KIND_COLOURS["B"],) * 2, hatch="/"),
     "I": Look(fill=(KIND_COLOURS["I"],) * 2, hatch="."),
     "W": Look(fill=(KIND_COLOURS["W"],) * 2, hatch="\\"),
-    "chunk": Look(fill=INK),
+    "virtual_stage": Look(fill=INK),
     "idle-fill": Look(fill=("#cacccf", "#383c42"), hatch="-"),
     "idle-drain": Look(fill=("#8895a7", "#5a5d61"), hatch="o"),
     "idle-dependency": Look(fill=("#f4e29a", "#443d1d"), hatch="|"),

@@ -57,7 +57,7 @@ _MARGIN_PX = 16.0
 _NUMBER_PX = (6.5, 11.0)
 """Smallest and largest font size of the numbers in boxes, in pixels."""
 _TALLEST_PX, _CURVE_PX, _BAR_PX = 34.0, 18.0, 3.0
-"""Largest height of boxes, smallest height of memory curves, and height of the bars that mark chunks, in pixels."""
+"""Largest height of boxes, smallest height of memory curves, and height of bars that mark virtual stages, in pixels."""
 _WIDEST_NAME = 0.32
 """Largest fraction of the picture's width for the names of rows."""
 
@@ -382,7 +382,7 @@ def _kind_boxes(
     bar_px = min(_BAR_PX, bars.height_px / 4)
     if has_bars:
         x, y, width = boxes.x[later], boxes.y[later], boxes.width[later] * covered[later]
-        canvas.items.append(Boxes("chunk", x, y, width, np.full(len(x), bar_px)))
+        canvas.items.append(Boxes("virtual_stage", x, y, width, np.full(len(x), bar_px)))
     # All numbers of a kind have one size: the largest at which the longest number fits a typical box. If that is too
     # small, there are no numbers.
     room_px = bars.height_px - (bar_px if has_bars else 0)
@@ -599,9 +599,9 @@ def _axis(canvas: _Canvas, top: float, bottom: float) -> float:
 
 def _legend(canvas: _Canvas, y: float, bar: str) -> float:
     """Draw the legend with only those styles that the picture contains, in a fixed order. Return the y of its end."""
-    if any(isinstance(item, Boxes) and item.style == "chunk" for item in canvas.items):
-        canvas.legend["chunk"] = bar
-    order = ["F", "B", "I", "W", "chunk", *(f"idle-{cause}" for cause in CAUSES)]
+    if any(isinstance(item, Boxes) and item.style == "virtual_stage" for item in canvas.items):
+        canvas.legend["virtual_stage"] = bar
+    order = ["F", "B", "I", "W", "virtual_stage", *(f"idle-{cause}" for cause in CAUSES)]
     order += ["sync", *TRANSFER_KINDS, "lane-activation", "lane-gradient", "memory", "cap", "critical"]
     entries = [(style, canvas.legend[style]) for style in order if style in canvas.legend]
     items, y = legend(entries, _MARGIN_PX, y, canvas.options.width_px - 2 * _MARGIN_PX)
@@ -627,7 +627,7 @@ def legend(entries: Sequence[tuple[str, str]], x: float, y: float, room_px: floa
 
 
 def _swatch(style: str, x: float, y: float) -> list[Item]:
-    if style == "chunk":
+    if style == "virtual_stage":
         return [_box("F", x, y - 9, 18, 11), _box(style, x, y - 9, 18, 3)]
     if palette.look(style).fill is not None:
         return [_box(style, x, y - 9, 18, 11)]

@@ -46,7 +46,7 @@ def trace(timelines: Sequence[Timeline], options: DrawOptions) -> bytes:
                 "schedule": timeline.schedule,
                 "ranks": timeline.ranks,
                 "stages": timeline.stages,
-                "chunks": timeline.chunks,
+                "virtual_stages_per_rank": timeline.virtual_stages_per_rank,
                 "micro_batches": timeline.micro_batches,
                 "makespan_s": timeline.makespan_s,
                 "memory_cap_bytes": timeline.memory_cap_bytes,

@@ -57,7 +57,7 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
     job = ExportJob.of(given, target, place)
     config = {
         "train_batch_size": job.program.global_batch_size,
-        "train_micro_batch_size_per_gpu": job.share,
+        "train_micro_batch_size_per_gpu": job.samples_per_replica,
         "gradient_accumulation_steps": job.program.micro_batches,
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": 1 if job.program.shard_optimizer and job.replicas > 1 else 0},

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from hpgo.base.quoting import in_shell
 from hpgo.export import precision
 from hpgo.export.jobs import ExportJob, group_size
+from hpgo.llm.pipeline_layout import layout_text
 from hpgo.programs.recomputation import group_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hpgo.export.targets import Place, Target
 
 
@@ -46,7 +45,7 @@ def settings(job: ExportJob) -> dict[str, int | str | bool]:
     chosen: dict[str, int | str | bool] = {
         "num_layers": sum(counts),
         "global_batch_size": job.program.global_batch_size,
-        "micro_batch_size": job.share,
+        "micro_batch_size": job.samples_per_replica,
         "tensor_model_parallel_size": job.gpus_per_device,
         "pipeline_model_parallel_size": job.ranks,
     }
@@ -63,21 +62,10 @@ def settings(job: ExportJob) -> dict[str, int | str | bool]:
             "overlap_param_gather": shared and job.overlap,
         }
     if job.ranks > 1:
-        chosen["pipeline_model_parallel_layout"] = layout(counts)
-        if job.chunks > 1 and (group := group_size(job.program.schedule)) != job.ranks:
+        chosen["pipeline_model_parallel_layout"] = layout_text(counts)
+        if job.virtual_stages_per_rank > 1 and (group := group_size(job.program.schedule)) != job.ranks:
             chosen["microbatch_group_size_per_vp_stage"] = group
     return chosen
-
-
-def layout(counts: Sequence[int], further: int = 0) -> str:
-    """Return Megatron Core's layout string for the number of blocks of each stage.
-
-    The last stage also has the layers that predict `further` tokens (multi-token prediction).
-
-    >>> layout([3, 0, 4]), layout([3, 0], further=1)
-    ('Et*3||t*4L', 'Et*3|mL')
-    """
-    return f"E{'|'.join(f't*{count}' if count else '' for count in counts)}{'m' * further}L"
 
 
 def _value(value: float | str | bool) -> str:

@@ -160,12 +160,14 @@ def _all_settings(job: ExportJob) -> dict[str, Value]:
     """Return all settings, including those that are off or None, so that they override a recipe's own values."""
     nothing: dict[str, Value] = dict.fromkeys((*_RECOMPUTATION, "pipeline_model_parallel_layout", _GROUP))
     off: dict[str, Value] = dict.fromkeys(("use_distributed_optimizer", *_OVERLAPS), False)
-    chunks: dict[str, Value] = {"virtual_pipeline_model_parallel_size": job.chunks if job.chunks > 1 else None}
+    virtual_stages_per_rank: dict[str, Value] = {
+        "virtual_pipeline_model_parallel_size": job.virtual_stages_per_rank if job.virtual_stages_per_rank > 1 else None
+    }
     single: dict[str, Value] = dict.fromkeys(_SINGLE, 1)
     if job.gpus_per_device == 1:
         # Recipes may turn it on, but Megatron Core refuses it without tensor parallelism.
         single["sequence_parallel"] = False
-    return nothing | off | chunks | single | settings(job)
+    return nothing | off | virtual_stages_per_rank | single | settings(job)
 
 
 def _single(chosen: Mapping[str, Value]) -> list[str]:

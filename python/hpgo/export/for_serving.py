@@ -122,8 +122,8 @@ def llama_cpp(given: object, target: Target, place: Place) -> dict[str, str]:
             code="unsupported",
         )
     # llama.cpp counts the output as one more layer, which belongs to the last device.
-    *most, last = serving.blocks
-    split = ",".join(map(str, [*most, last + 1]))
+    *maximum, last = serving.blocks
+    split = ",".join(map(str, [*maximum, last + 1]))
     command = f'llama-server "$@" --split-mode layer --gpu-layers {sum(serving.blocks) + 1} --tensor-split {split}'
     return _script(serving, place, "", command)
 
@@ -214,9 +214,9 @@ def _of_training(plan: Plan, target: Target) -> tuple[tuple[int, ...], list[str]
                 f"plan for inference with `hpgo partition --framework {target.name}`",
                 code="unsupported",
             )
-        if stage.headroom_bytes < 0:
+        if stage.free_bytes < 0:
             raise InfeasibleError(
-                f"the plan does not fit: stage {number} lacks {-stage.headroom_bytes / 1e9:.3g} GB",
+                f"the plan does not fit: stage {number} lacks {-stage.free_bytes / 1e9:.3g} GB",
                 f"plan for inference with `hpgo partition --framework {target.name}`",
                 code="insufficient_memory",
             )
@@ -235,7 +235,7 @@ def _of_training(plan: Plan, target: Target) -> tuple[tuple[int, ...], list[str]
             code="unsupported",
         )
     names = [
-        f"machine{number}:{slot}" if count > 1 else f"machine{number}"
+        f"node{number}:{slot}" if count > 1 else f"node{number}"
         for number, count in enumerate(plan.nodes)
         for slot in range(count)
     ]

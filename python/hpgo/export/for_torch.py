@@ -60,9 +60,9 @@ def last(mesh):
 
 def my_rows(mesh):
     """Return this process's samples of a global batch, micro-batch by micro-batch."""
-    begin = mesh["data"].get_local_rank() * SHARE
+    begin = mesh["data"].get_local_rank() * SAMPLES_PER_REPLICA
     size = GLOBAL_BATCH_SIZE // MICRO_BATCHES
-    return [m * size + begin + row for m in range(MICRO_BATCHES) for row in range(SHARE)]
+    return [m * size + begin + row for m in range(MICRO_BATCHES) for row in range(SAMPLES_PER_REPLICA)]
 
 
 def planned_schedule(modules, loss, mesh, device):
@@ -89,7 +89,8 @@ class ShareOfMean:
     def __init__(self, loss):
         self.loss = loss
         self.factor = 1 / GLOBAL_BATCH_SIZE  # with one sample, its mean is its sum
-        self.checks = 2 if SHARE > 1 else 0  # two, because PyTorch first tries the loss on uninitialized memory
+        # Two, because PyTorch first tries the loss on uninitialized memory.
+        self.checks = 2 if SAMPLES_PER_REPLICA > 1 else 0
 
     def __call__(self, output, target):
         if self.checks:
@@ -105,14 +106,15 @@ class ShareOfMean:
             return
         total, largest = sum(each), max(map(abs, each))
         near = (0.01 if whole.element_size() < 4 else 1e-4) * largest
-        is_mean, is_sum = abs(float(whole) - total / SHARE) <= near, abs(float(whole) - total) <= near * SHARE
+        is_mean = abs(float(whole) - total / SAMPLES_PER_REPLICA) <= near
+        is_sum = abs(float(whole) - total) <= near * SAMPLES_PER_REPLICA
         if not is_mean and not is_sum:
             raise ValueError(
-                f"the loss of {SHARE} samples is {float(whole):.6g}, but it must be the mean or the sum of their single"
-                f" losses {each}, or gradients of the whole batch would be wrong"
+                f"the loss of {SAMPLES_PER_REPLICA} samples is {float(whole):.6g}, but it must be the mean or sum of"
+                f" their single losses {each}, or gradients of the whole batch would be wrong"
             )
         if is_mean != is_sum:  # losses that add up to 0 show neither
-            self.factor = SHARE / GLOBAL_BATCH_SIZE if is_mean else 1 / GLOBAL_BATCH_SIZE
+            self.factor = SAMPLES_PER_REPLICA / GLOBAL_BATCH_SIZE if is_mean else 1 / GLOBAL_BATCH_SIZE
             self.checks -= 1
 
 
@@ -120,9 +122,9 @@ def samples(value):
     """Return the samples of a micro-batch, each as a batch of one."""
     if isinstance(value, (tuple, list)):
         return list(zip(*map(samples, value)))
-    parts = value.chunk(SHARE)
-    if len(parts) != SHARE:
-        raise ValueError(f"a micro-batch has {SHARE} samples, but the loss got {len(value)} rows")
+    parts = value.chunk(SAMPLES_PER_REPLICA)
+    if len(parts) != SAMPLES_PER_REPLICA:
+        raise ValueError(f"a micro-batch has {SAMPLES_PER_REPLICA} samples, but the loss got {len(value)} rows")
     return parts
 
 
@@ -200,7 +202,7 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
         "]",
         f"RANK_OF_STAGE = {in_python(list(program.schedule.rank_of_stage))}",
         f"REPLICAS = {job.replicas}",
-        f"SHARE = {job.share}",
+        f"SAMPLES_PER_REPLICA = {job.samples_per_replica}",
         f"MICRO_BATCHES = {program.micro_batches}",
         f"GLOBAL_BATCH_SIZE = {program.global_batch_size}",
         f"RECOMPUTE = {program.recompute}",

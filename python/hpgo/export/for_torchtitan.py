@@ -85,7 +85,7 @@ def toml(given: object, target: Target, place: Place) -> dict[str, str]:
         lines += [
             f"pipeline_parallel_schedule = {in_toml(_shape(job))}",
             f"pipeline_parallel_schedule_csv = {in_toml(place.path(ORDER))}",
-            f"pipeline_parallel_microbatch_size = {job.share}",
+            f"pipeline_parallel_microbatch_size = {job.samples_per_replica}",
             "module_fqns_per_model_part = [",
             *(f"  [{', '.join(map(in_toml, part))}]," for part in parts_of(job.block_counts, "output")),
             "]",
@@ -108,7 +108,7 @@ def python(given: object, target: Target, place: Place) -> dict[str, str]:
         # torchtitan can't capture CUDA graphs of a pipeline. It refuses to start with both.
         settings["training.disable_cuda_graphs"] = True
         settings["parallelism.pipeline_parallel_schedule"] = _shape(job)
-        settings["parallelism.pipeline_parallel_microbatch_size"] = job.share
+        settings["parallelism.pipeline_parallel_microbatch_size"] = job.samples_per_replica
     shape = {"layers": sum(job.block_counts)}
     parts = parts_of(job.block_counts, "lm_head") if job.ranks > 1 else []
     full = job.program.recompute
@@ -211,7 +211,7 @@ def _notes(job: ExportJob) -> list[str]:
 
 def _local_batch_size(job: ExportJob) -> int:
     """Return the samples of a replica between two gradient reductions: of a step, or of a pass without a pipeline."""
-    return job.share * job.program.micro_batches if job.ranks > 1 else job.share
+    return job.samples_per_replica * job.program.micro_batches if job.ranks > 1 else job.samples_per_replica
 
 
 def _degrees(job: ExportJob) -> dict[str, int | str]:
@@ -237,7 +237,7 @@ def _shape(job: ExportJob) -> str:
     ranks, stages = job.ranks, len(job.program.stages)
     placed = job.program.schedule.rank_of_stage
     if placed == tuple(stage % ranks for stage in range(stages)):
-        return "1F1B" if job.chunks == 1 else "Interleaved1F1B"
+        return "1F1B" if job.virtual_stages_per_rank == 1 else "Interleaved1F1B"
     if placed == (*range(ranks), *reversed(range(ranks))):
         return "ZBVZeroBubble"
     raise ArgumentError(

@@ -48,7 +48,7 @@ class ExportJob:
     """The plan of the program; None for a program without a plan."""
     replicas: int
     """Number of replicas of each stage."""
-    share: int
+    samples_per_replica: int
     """Samples of a micro-batch on a replica."""
     gpus_per_device: int
     overlap: bool
@@ -82,7 +82,7 @@ class ExportJob:
         )
         _check_chain(program, row)
         replicas = len(program.stages[0].devices)
-        runs = replace(program, schedule=_orders(program.schedule, row))
+        runs = replace(program, schedule=_schedule_of(program.schedule, row))
         overlap = replicas > 1 and plan is not None and plan.assumed.overlap
         job = cls(
             target=target,
@@ -91,7 +91,7 @@ class ExportJob:
             program=runs,
             plan=plan,
             replicas=replicas,
-            share=program.pipeline_micro_batch_size // replicas,
+            samples_per_replica=program.pipeline_micro_batch_size // replicas,
             gpus_per_device=gpus,
             overlap=overlap and (row.overlaps or _sums_each_pass(runs, row)),
             step_s=None,
@@ -103,7 +103,7 @@ class ExportJob:
             job.optimizer,
             # A single replica has nothing to shard, so frameworks that always shard 16-bit state are satisfied, too.
             shard_optimizer=program.shard_optimizer if replicas > 1 else row.shares_bf16,
-            splits_backward=any("W" in action for order in runs.schedule.orders for action in order),
+            splits_backward=any("W" in action for order in runs.schedule.action_lists for action in order),
         )
         step_s = _step_s(job)
         return replace(job, step_s=step_s, notes=tuple(_differences(job, program, step_s)))
@@ -115,11 +115,11 @@ class ExportJob:
 
     @property
     def ranks(self) -> int:
-        """Number of pipeline ranks. Each holds `chunks` stages."""
+        """Number of pipeline ranks. Each holds `virtual_stages_per_rank` stages."""
         return self.program.schedule.ranks
 
     @property
-    def chunks(self) -> int:
+    def virtual_stages_per_rank(self) -> int:
         """Number of virtual stages per pipeline rank."""
         return self.program.schedule.stages // self.ranks
 
@@ -200,15 +200,15 @@ class ExportJob:
         return {self.place.name("ranks.csv"): self._ranks()} if self.by_rank else {}
 
     def _ranks(self) -> str:
-        ends, machine_of = 0, []
+        ends, node_of = 0, []
         for number, count in enumerate(self.program.nodes):
-            machine_of += [(number, device - ends) for device in range(ends, ends + count)]
+            node_of += [(number, device - ends) for device in range(ends, ends + count)]
             ends += count
-        lines = ["rank,machine,CUDA_VISIBLE_DEVICES"]
+        lines = ["rank,node,CUDA_VISIBLE_DEVICES"]
         for device in self.devices:
-            machine, slot = machine_of[device]
+            node, slot = node_of[device]
             for gpu in range(self.gpus_per_device):
-                lines.append(f"{len(lines) - 1},{machine},{slot * self.gpus_per_device + gpu}")
+                lines.append(f"{len(lines) - 1},{node},{slot * self.gpus_per_device + gpu}")
         return "\n".join(lines) + "\n"
 
     def check_recomputation(self) -> None:
@@ -222,12 +222,12 @@ class ExportJob:
         for rank, own in enumerate(self.plan.groups):
             # With one stage per rank, the framework's schedule may have more micro-batches in flight than the plan's.
             # With several, both are the same.
-            peak = self.program.schedule.peak_in_flight[rank] if self.chunks == 1 else None
+            peak = self.program.schedule.peak_in_flight[rank] if self.virtual_stages_per_rank == 1 else None
             held_bytes = sum(
                 activations_bytes(self.profile, blocks, stages[at], group, peak or stages[at].max_in_flight)
                 for at in own.stages
             )
-            shortfall_bytes = held_bytes - own.memory.activations_bytes - own.headroom_bytes
+            shortfall_bytes = held_bytes - own.memory.activations_bytes - own.free_bytes
             if shortfall_bytes > 0:
                 raise InfeasibleError(
                     f"{self.framework.title} recomputes {pluralize(group, 'block')} at a time, which keeps the input of"
@@ -239,10 +239,10 @@ class ExportJob:
 
 def _check_memory(plan: Plan) -> None:
     for group in plan.groups:
-        if group.headroom_bytes < 0:
+        if group.free_bytes < 0:
             raise InfeasibleError(
                 f"the plan does not fit: stage {group.stages[0]}"
-                f"{' and what else its devices run' if plan.chunks > 1 else ''} needs"
+                f"{' and what else its devices run' if plan.virtual_stages_per_rank > 1 else ''} needs"
                 f" {format_bytes(group.memory.total_bytes)} per device, but a device has"
                 f" {format_bytes(group.capacity_bytes)}",
                 "make a plan that fits with `hpgo plan`",
@@ -276,7 +276,7 @@ def _check_tied_weights(job: ExportJob) -> None:
         )
 
 
-def _orders(planned: Schedule, row: Framework) -> Schedule:
+def _schedule_of(planned: Schedule, row: Framework) -> Schedule:
     """Return the schedule that the framework runs: the plan's if the framework reads it from a file, else its own."""
     name = runs_as(row, planned.name)
     ranks, micro_batches = planned.ranks, planned.total_micro_batches
@@ -284,11 +284,17 @@ def _orders(planned: Schedule, row: Framework) -> Schedule:
         return planned
     if planned.stages == ranks:
         return build(name, ranks=ranks, micro_batches=micro_batches)
-    chunks, group = planned.stages // ranks, group_size(planned)
+    virtual_stages_per_rank, group = planned.stages // ranks, group_size(planned)
     own = None
     # Megatron-LM refuses smaller groups. `build` checks all other conditions.
     if group >= ranks:
-        own = build(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, group_size=group)
+        own = build(
+            name,
+            ranks=ranks,
+            micro_batches=micro_batches,
+            virtual_stages_per_rank=virtual_stages_per_rank,
+            group_size=group,
+        )
     if own != planned:
         raise ArgumentError(
             f"{row.title} runs {row.schedules[name]}, but the plan's action lists differ from that schedule",
@@ -302,10 +308,10 @@ def group_size(interleaved: Schedule) -> int:
     """Return the micro-batches that an interleaved schedule runs on one virtual stage before it switches to the next.
 
     >>> import hpgo
-    >>> group_size(hpgo.schedule("interleaved", ranks=2, micro_batches=8, chunks=2, group_size=4))
+    >>> group_size(hpgo.schedule("interleaved", ranks=2, micro_batches=8, virtual_stages_per_rank=2, group_size=4))
     4
     """
-    first = (action.rstrip("0123456789") for action in interleaved.orders[0])
+    first = (action.rstrip("0123456789") for action in interleaved.action_lists[0])
     return sum(1 for _ in takewhile(lambda action: action == "0F", first))
 
 
@@ -326,7 +332,7 @@ def _step_s(job: ExportJob) -> float | None:
         return plan.micro_batches * (stage.forward_s + stage.backward_s + stage.exposed_grad_reduce_s)
     # The framework runs the plan as it is: keep the plan's number, to the last digit, instead of simulating again.
     late = plan.assumed.overlap and not job.framework.overlaps
-    if program.schedule == plan.orders() and not late:
+    if program.schedule == plan.to_schedule() and not late:
         return plan.step_s
     tails_s = [stage.grad_reduce_s if late else stage.exposed_grad_reduce_s for stage in plan.stages]
     return simulate(program, gradient_sync_s=tails_s).makespan_s

@@ -49,6 +49,8 @@ def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     zero: dict[str, Any] = {"stage": config.zero_stage or int(wide)}
     if config.zero_stage >= 1:
         zero["overlap_comm"] = config.overlap_dp_comm
+    if config.dp_replicate > 1:
+        zero["mics_shard_size"] = config.shard_size
     engine: dict[str, Any] = {
         "train_batch_size": estimate.global_batch_size,
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
@@ -57,6 +59,8 @@ def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         ("fp16" if config.precision == "fp16" else "bf16"): {"enabled": True},
         "zero_optimization": zero,
     }
+    if config.has_narrow_state:
+        engine["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     if config.precision == "bf16":
         engine["data_types"] = {"grad_accum_dtype": "fp32" if wide else "bf16"}
     notes = [
@@ -68,6 +72,8 @@ def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     ]
     if model.arithmetic is None:
         notes.append("the plan's model states no arithmetic: choose its activation, RoPE and epsilon yourself")
+    if config.dp_replicate > 1:
+        notes.append("construct the model inside `deepspeed.zero.MiCS_Init(config_dict_or_path=CONFIG)`")
     if config.recompute == "full":
         how = (
             "CHECKPOINT_INTERVAL does that" if config.pp > 1 else "put torch.utils.checkpoint around each in your model"

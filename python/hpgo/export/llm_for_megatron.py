@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_shell
 from hpgo.base.units import format_bytes
-from hpgo.export.for_megatron import CLIPPING, layout
+from hpgo.export.for_megatron import CLIPPING
 from hpgo.export.llm_jobs import LlmExportJob
+from hpgo.llm.pipeline_layout import layout_text
 from hpgo.llm.stack import stacks
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ Value = int | float | str | bool | tuple[str, ...]
 
 _PADDED = 128
 """Megatron-LM's default of `--make-vocab-size-divisible-by`: it pads the vocabulary to a multiple of this × tp."""
-_LEAST_DIVISOR = 8
+_MIN_DIVISOR = 8
 """Smallest divisor of the vocabulary per GPU that is left without padding, since GEMMs of other sizes are slow.
 
 Source: NVIDIA, Matrix Multiplication Background, on tensor cores and 16-byte alignment.
@@ -34,6 +35,9 @@ _NATIVE_LOSS_BYTES = 2
 
 Source: Megatron-LM 0.19, `megatron/core/fusions/fused_cross_entropy.py`.
 """
+_MTP_LOSS = 0.1
+"""Weight of multi-token prediction losses, which no configuration states: Megatron-LM's default, and the last one of
+DeepSeek-V3 (arXiv 2412.19437, 4.2)."""
 _UNFUSED = ("masked-softmax", "bias-gelu", "bias-swiglu", "bias-dropout", "rope")
 
 
@@ -49,6 +53,7 @@ def arguments(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         _memory(job),
         _precision(job),
         _overlap(job),
+        _cuda_graphs(job),
         _arithmetic(job),
     )
     words = [
@@ -66,14 +71,24 @@ def _words(value: Value) -> str:
 
 def _arithmetic(job: LlmExportJob) -> dict[str, Value]:
     """Return the settings that change results but not the estimate. They replace earlier settings of the same name."""
-    return {"make-vocab-size-divisible-by": _divisor(job), **job.stated.settings}
+    return {
+        "make-vocab-size-divisible-by": _divisor(job),
+        # Without it, Megatron-LM takes the size of the vocabulary from the tokenizer, which may have fewer words.
+        "padded-vocab-size": _padded_vocab(job),
+        **job.stated.settings,
+    }
 
 
 def _divisor(job: LlmExportJob) -> int:
     """Return the largest divisor up to Megatron-LM's default that needs no padding; the default if all need it."""
     # The estimate counts the vocabulary without padding, so avoid padding where it costs no speed.
     divisor = gcd(job.model.vocab // job.config.tp, _PADDED) if job.model.vocab % job.config.tp == 0 else _PADDED
-    return divisor if divisor >= _LEAST_DIVISOR else _PADDED
+    return divisor if divisor >= _MIN_DIVISOR else _PADDED
+
+
+def _padded_vocab(job: LlmExportJob) -> int:
+    divisor = _divisor(job) * job.config.tp
+    return -(-job.model.vocab // divisor) * divisor
 
 
 def _model(job: LlmExportJob) -> dict[str, Value]:
@@ -92,6 +107,7 @@ def _model(job: LlmExportJob) -> dict[str, Value]:
         "vocab-size": model.vocab,
         "untie-embeddings-and-output-weights": not model.tied,
         "mtp-num-layers": model.further_tokens or False,
+        "mtp-loss-scaling-factor": _MTP_LOSS if model.further_tokens else False,
     }
 
 
@@ -161,13 +177,15 @@ def _parallel(job: LlmExportJob) -> dict[str, Value]:
     found: dict[str, Value] = {
         "tensor-model-parallel-size": config.tp,
         "sequence-parallel": config.sequence_parallel,
+        "tp-comm-overlap": config.tp > 1 and config.tp_comm_overlap is True,
         "context-parallel-size": config.cp,
         "pipeline-model-parallel-size": config.pp,
     }
     if config.cp > 1:
         found["cp-comm-type"] = _cp_comm_type(job.model)
     if config.pp > 1:
-        found["pipeline-model-parallel-layout"] = layout(job.counts, job.model.further_tokens)
+        planned = layout_text(job.counts, job.model.further_tokens)
+        found["pipeline-model-parallel-layout"] = config.pipeline_layout or planned
     return found
 
 
@@ -188,12 +206,17 @@ def _batch(job: LlmExportJob) -> dict[str, Value]:
         "micro-batch-size": estimate.parallelism.micro_batch_size,
         "global-batch-size": estimate.global_batch_size,
         "seq-length": estimate.seq_length,
+        # The kernels mask by themselves. A mask would take seq_length² bytes for each micro-batch.
+        "no-create-attention-mask-in-dataloader": True,
     }
 
 
 def _memory(job: LlmExportJob) -> dict[str, Value]:
     config = job.config
-    found: dict[str, Value] = {"use-distributed-optimizer": config.zero_stage == 1}
+    found: dict[str, Value] = {
+        "use-distributed-optimizer": config.zero_stage == 1,
+        "num-distributed-optimizer-instances": config.dp_replicate if config.dp_replicate > 1 else False,
+    }
     if config.recompute == "selective":
         found["recompute-granularity"] = "selective"
         if config.recompute_modules:
@@ -207,8 +230,14 @@ def _memory(job: LlmExportJob) -> dict[str, Value]:
             "recompute-method": "uniform" if some is None else "block",
             "recompute-num-layers": some or 1,
         }
-    if config.adam_moments_in_bf16:
-        found |= {"use-precision-aware-optimizer": True, "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"}
+    if config.has_narrow_state:
+        found |= {
+            "use-precision-aware-optimizer": True,
+            "exp-avg-dtype": config.exp_avg_dtype,
+            "exp-avg-sq-dtype": config.exp_avg_sq_dtype,
+            "main-params-dtype": config.main_params_dtype,
+            "main-grads-dtype": "bf16" if config.grad_reduce_in_bf16 and config.precision != "fp16" else "fp32",
+        }
     return found | {
         "cpu-offloading": config.cpu_offload_num_layers > 0,
         "cpu-offloading-num-layers": config.cpu_offload_num_layers or False,
@@ -245,6 +274,21 @@ def _overlap(job: LlmExportJob) -> dict[str, Value]:
     return {"overlap-grad-reduce": summed, "overlap-param-gather": summed and config.zero_stage == 1}
 
 
+def _cuda_graphs(job: LlmExportJob) -> dict[str, Value]:
+    impl, modules = job.config.cuda_graph_impl, job.config.cuda_graph_modules
+    if impl == "none":
+        return {}
+    # These names are read by 0.16 to 0.19. From 0.18 on, `--cuda-graph-modules` is the new name of the scope.
+    if impl == "full_iteration":
+        # Checks for NaN wait for the GPU, which a graph can't capture.
+        return {
+            "cuda-graph-impl": "local",
+            "cuda-graph-scope": "full_iteration",
+            "no-check-for-nan-in-loss-and-grad": True,
+        }
+    return {"cuda-graph-impl": impl, "cuda-graph-scope": modules or False}
+
+
 def _notes(job: LlmExportJob) -> list[str]:
     config, model, seq_length = job.config, job.model, job.plan.estimate.seq_length
     notes = [CLIPPING.format("--clip-grad")]
@@ -258,15 +302,11 @@ def _notes(job: LlmExportJob) -> list[str]:
         notes.append(
             f"the native loss keeps the softmax in fp32: the last stage needs about {more} more than estimated"
         )
-    divisor = _divisor(job) * config.tp
-    padded = -(-model.vocab // divisor) * divisor
-    if padded != model.vocab:
+    if (padded := _padded_vocab(job)) != model.vocab:
         notes.append(f"the vocabulary is padded to {padded} words, but estimated as {model.vocab}")
     notes += _defaults(model) if model.arithmetic is None else _without_dropout(model.arithmetic)
     if model.positions and model.positions < seq_length:
         notes.append(f"the model has {model.positions} learned positions, but sequences have {seq_length} tokens")
-    if model.further_tokens:
-        notes.append("choose the weight of multi-token prediction losses: --mtp-loss-scaling-factor")
     if model.experts:
         notes += [
             "the estimate assumes the same number of tokens for each expert",
@@ -276,7 +316,9 @@ def _notes(job: LlmExportJob) -> list[str]:
         notes.append("the estimate leaves out the FP8 or FP4 copies of weights that Transformer Engine keeps")
     if config.tp > 1 or config.cp > 1:
         notes.append("before Blackwell, Megatron-LM needs CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment")
-    if config.tp > 1:
+    if config.tp > 1 and config.tp_comm_overlap:
+        notes.append("--tp-comm-overlap needs Userbuffers: MPI, or --tp-comm-bootstrap-backend nccl")
+    if config.tp > 1 and config.tp_comm_overlap is None:
         stack = stacks().get(job.plan.estimate.stack)
         overlaps = stack is not None and stack.tp_exposed < 1 and config.sequence_parallel
         notes.append(

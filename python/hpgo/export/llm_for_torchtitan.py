@@ -12,7 +12,7 @@ from hpgo.base.quoting import in_toml
 from hpgo.errors import ArgumentError
 from hpgo.export.for_torchtitan import CLIPPING, ORDER, module, parts_of
 from hpgo.export.llm_jobs import LlmExportJob
-from hpgo.llm.parallelism import MOST_ZERO
+from hpgo.llm.parallelism import MAX_ZERO
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
@@ -63,6 +63,7 @@ def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         f"global_batch_size = {estimate.global_batch_size}",
         f"local_batch_size = {_local_batch_size(job)}",
         'mixed_precision_param = "bfloat16"',
+        *(['dtype = "bfloat16"'] if config.has_narrow_state else []),
         "",
         "[parallelism]",
         *(f"{key} = {in_toml(value) if isinstance(value, str) else value}" for key, value in _degrees(job).items()),
@@ -76,6 +77,7 @@ def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
             *(f"  [{', '.join(map(in_toml, part))}]," for part in parts_of(job.counts, "output")),
             "]",
         ]
+    lines += ["enable_async_tensor_parallel = true"] if config.tp > 1 and config.tp_comm_overlap else []
     # Compile exactly the parts that the estimate assumes to be fused.
     compiled = _compiled(config)
     lines += ["", "[compile]", f"enable = {str(bool(compiled)).lower()}"]
@@ -95,15 +97,19 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         "training.mixed_precision_param": "bfloat16",
     } | {f"parallelism.{key}": value for key, value in _degrees(job).items()}
     settings["parallelism.enable_sequence_parallel"] = config.sequence_parallel or config.tp == 1
+    if config.has_narrow_state:
+        settings["training.dtype"] = "bfloat16"
+    # torchtitan captures CUDA graphs unless told otherwise, and refuses to start with both them and a pipeline.
+    settings["training.disable_cuda_graphs"] = config.cuda_graph_impl == "none"
     if config.pp > 1:
-        # torchtitan can't capture CUDA graphs of a pipeline. It refuses to start with both.
-        settings["training.disable_cuda_graphs"] = True
         settings["parallelism.pipeline_parallel_schedule"] = _schedule(job)
         settings["parallelism.pipeline_parallel_microbatch_size"] = config.micro_batch_size
     compiled = _compiled(config)
     settings["config.compile.enable"] = bool(compiled)
     if len(compiled) == 1:
         settings["config.compile.components"] = compiled
+    if config.tp > 1 and config.tp_comm_overlap:
+        settings["config.compile.enable_async_tensor_parallel"] = True
     model = job.model
     shape: dict[str, int] = {
         "layers": model.layers, "dim": model.hidden, "vocab_size": model.vocab, "n_heads": model.heads,
@@ -111,7 +117,12 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         "biases": False, "tied": model.tied,
     }  # fmt: skip
     parts = parts_of(job.counts, "lm_head") if config.pp > 1 else []
-    comments = job.header(CLIPPING, *_split(job), *_unstated(job))
+    graphs = (
+        ["torchtitan's CUDA graphs are off, as estimated: plan with `--fix cuda_graph_impl=full_iteration` to use them"]
+        if config.cuda_graph_impl == "none" and config.pp == 1
+        else []
+    )
+    comments = job.header(CLIPPING, *_split(job), *graphs, *_unstated(job))
     text = module(
         "a plan",
         comments,
@@ -162,7 +173,7 @@ def _unstated(job: LlmExportJob) -> list[str]:
 
 
 def _beside(job: LlmExportJob) -> dict[str, str]:
-    return {job.place.name(ORDER): job.orders.to_text()} if job.config.pp > 1 else {}
+    return {job.place.name(ORDER): job.schedule.to_text()} if job.config.pp > 1 else {}
 
 
 def _notes(job: LlmExportJob) -> list[str]:
@@ -205,14 +216,14 @@ def _degrees(job: LlmExportJob) -> dict[str, int | str]:
     config = job.config
     degrees: dict[str, int | str] = {
         "pipeline_parallel_degree": config.pp,
-        "data_parallel_replicate_degree": 1,
-        "data_parallel_shard_degree": config.dp,
+        "data_parallel_replicate_degree": config.dp_replicate,
+        "data_parallel_shard_degree": config.dp // config.dp_replicate,
         "context_parallel_degree": config.cp,
         "tensor_parallel_degree": config.tp,
     }
     # "always" gathers weights in each pass (ZeRO stage 3), "never" once per step (stage 2).
     if config.dp_cp_size > 1:
-        degrees["fsdp_reshard_after_forward"] = "always" if config.zero_stage == MOST_ZERO else "never"
+        degrees["fsdp_reshard_after_forward"] = "always" if config.zero_stage == MAX_ZERO else "never"
     return degrees
 
 

@@ -15,7 +15,7 @@ from hpgo.base.quoting import in_comment
 from hpgo.base.units import format_bytes
 from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.llm.canonical import canonical
-from hpgo.llm.estimate import orders_of
+from hpgo.llm.estimate import schedule_of
 from hpgo.llm.frameworks import FrameworkSupport, framework_support
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ class LlmExportJob:
         return self.plan.layer_counts
 
     @property
-    def orders(self) -> Schedule:
+    def schedule(self) -> Schedule:
         """The pipeline schedule of the plan, which some frameworks read from a file."""
-        return orders_of(self.config, self.plan.estimate.micro_batches)
+        return schedule_of(self.config, self.plan.estimate.micro_batches)
 
     def header(self, *notes: str) -> list[str]:
         """Return comments for the reader of the file: the plan, its estimate, and what the settings can't express."""

@@ -95,11 +95,11 @@ _FAMILY = "hpgo.export.for_megatron_family"
 _SERVING = "hpgo.export.for_serving"
 
 TARGETS: tuple[Target, ...] = (
-    Target("torch", "2.15", "torch.distributed.pipelining", "torch 2.15.0", "a Python module and the orders",
+    Target("torch", "2.15", "torch.distributed.pipelining", "torch 2.15.0", "a Python module and the schedule",
            "hpgo.export.for_torch:module", "torch@2.15"),
-    Target("torchtitan", "0.2", "torchtitan", "torchtitan 0.2.2", "sections of a job's TOML and the orders",
+    Target("torchtitan", "0.2", "torchtitan", "torchtitan 0.2.2", "sections of a job's TOML and the schedule",
            "hpgo.export.for_torchtitan:toml", "torchtitan@0.2", "hpgo.export.llm_for_torchtitan:toml"),
-    Target("torchtitan", "0.3", "torchtitan", "torchtitan 0.3.0", "a Python module for its settings, and the orders",
+    Target("torchtitan", "0.3", "torchtitan", "torchtitan 0.3.0", "a Python module for its settings, and the schedule",
            "hpgo.export.for_torchtitan:python", "torchtitan@0.3", "hpgo.export.llm_for_torchtitan:python"),
     Target("megatron", "0.16", "Megatron-LM", _CORE, "arguments of its command line",
            "hpgo.export.for_megatron:arguments", "megatron@0.16", "hpgo.export.llm_for_megatron:arguments"),

@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import MOST_GPUS, check_int, check_is, check_text, number
+from hpgo.base.checks import MAX_GPUS, check_int, check_is, check_text, number
 from hpgo.base.documents import Section, hinted, kind_of_document, parse, read_text
 from hpgo.base.messages import as_whole, brief, did_you_mean, pluralize, printable, safe_repr, shorten
 from hpgo.base.presentation import present
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 # Larger numbers are taken for typing errors.
 _LARGEST = 1e18
-MOST_DEVICES = 2**20
+MAX_DEVICES = 2**20
 """Maximum number of devices in a cluster."""
 _VERSION = 1
-_KEYS = "hpgo_cluster name source gpus_per_device types nodes machines intra inter"
+_KEYS = "hpgo_cluster name source gpus_per_device types nodes intra inter"
 _MACHINE_KEYS = "count devices type memory speed name"
 
 
@@ -82,7 +82,7 @@ class Link:
     def __post_init__(self) -> None:
         _check_positive("a link's bytes_per_s", self.bytes_per_s)
         _check_positive("a link's collective_bytes_per_s", self.collective_bytes_per_s)
-        number("a link's latency_s", self.latency_s, most=_LARGEST, error=ClusterError)
+        number("a link's latency_s", self.latency_s, maximum=_LARGEST, error=ClusterError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class Node(Record):
     name: str = ""
 
     def __post_init__(self) -> None:
-        check_text("a machine's name", self.name, ClusterError)
+        check_text("a node's name", self.name, ClusterError)
         check_fields(self, ClusterError)
-        _count("the number of devices of a machine", self.count)
+        _count("the number of devices of a node", self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,10 @@ class Cluster(Record):
 
     def __post_init__(self) -> None:
         gpus = check_int(
-            f"cluster {safe_repr(self.name)}: gpus_per_device", self.gpus_per_device, most=MOST_GPUS, error=ClusterError
+            f"cluster {safe_repr(self.name)}: gpus_per_device",
+            self.gpus_per_device,
+            maximum=MAX_GPUS,
+            error=ClusterError,
         )
         object.__setattr__(self, "gpus_per_device", gpus)
         for field in ("name", "source"):
@@ -154,7 +157,7 @@ class Cluster(Record):
     @property
     def devices(self) -> int:
         """Number of devices on all nodes."""
-        return sum(machine.count for machine in self.nodes)
+        return sum(node.count for node in self.nodes)
 
     def to_frame(self) -> Any:
         """Return a data frame with a row for each node.
@@ -169,8 +172,8 @@ class Cluster(Record):
         return html
 
     def __repr__(self) -> str:
-        types = ", ".join(dict.fromkeys(machine.device.name for machine in self.nodes))
-        of = f"{pluralize(self.devices, 'device')} on {pluralize(len(self.nodes), 'machine')}"
+        types = ", ".join(dict.fromkeys(node.device.name for node in self.nodes))
+        of = f"{pluralize(self.devices, 'device')} on {pluralize(len(self.nodes), 'node')}"
         return brief("Cluster", f"{shorten(self.name)}: {of}, {types}")
 
     @classmethod
@@ -212,9 +215,8 @@ class Cluster(Record):
         for argument, gbit_s in (("intra_gbit_s", intra_gbit_s), ("inter_gbit_s", inter_gbit_s)):
             rates.append(_check_positive(argument, gbit_s) * 1e9 / 8)
         intra, inter = (Link(rate, rate, latency_s) for rate in rates)
-        machines = (Node(device, devices_per_node),) * nodes
         name = check_text("a cluster's name", name, ClusterError) or f"{nodes}x{devices_per_node}"
-        return cls(name, machines, intra, inter, gpus_per_device=gpus_per_device)
+        return cls(name, (Node(device, devices_per_node),) * nodes, intra, inter, gpus_per_device=gpus_per_device)
 
     @classmethod
     def from_seps(cls, seps: Sequence[int], *, memory: str | float = "16 GB") -> Cluster:
@@ -225,12 +227,12 @@ class Cluster(Record):
 
         Raises ClusterError unless `seps` are whole numbers that ascend from at least 1.
 
-        >>> [machine.count for machine in Cluster.from_seps([8, 11]).nodes]
+        >>> [node.count for node in Cluster.from_seps([8, 11]).nodes]
         [8, 3]
         """
         hint = "give the cumulative ends of nodes: [8, 16] is two nodes of eight devices"
         if not isinstance(seps, (list, tuple)) or not seps:
-            raise ClusterError(f"seps must be a list of at least one machine end, got {_shown_list(seps)}", hint)
+            raise ClusterError(f"seps must be a list of at least one node end, got {_shown_list(seps)}", hint)
         start, counts = 0, []
         for given in seps:
             end = as_whole(given)
@@ -269,19 +271,19 @@ class Cluster(Record):
         if base not in PRESETS:
             raise ClusterError(f"there is no cluster `{shorten(base)}`", _near(name), code="unknown_name")
         preset = PRESETS[base]
-        machines = preset.machines
+        nodes = preset.nodes
         if colon:
             # int() would also accept signs, spaces, underscores and digits of other scripts.
             if not (count.isascii() and count.isdigit() and 1 <= len(count) <= 9):
                 raise ClusterError(
                     f"`{shorten(name)}`: `{shorten(count)}` is not a number of nodes", f"write it like `{base}:4`"
                 )
-            machines = int(count)
-            _count("machines", machines)
-            _count("devices", machines * preset.devices)
+            nodes = int(count)
+            _count("nodes", nodes)
+            _count("devices", nodes * preset.devices)
         return cls(
             name,
-            (Node(Device(preset.device, preset.memory_bytes), preset.devices),) * machines,
+            (Node(Device(preset.device, preset.memory_bytes), preset.devices),) * nodes,
             intra=Link(*preset.intra),
             inter=Link(*preset.inter) if adapter_gbit_s is None else _with_adapters(preset.inter, adapter_gbit_s),
             source=preset.source,
@@ -318,7 +320,7 @@ class Cluster(Record):
 
         Raises ClusterError if the cluster has fewer devices.
 
-        >>> [machine.count for machine in Cluster.preset("dapple-a").first(12).nodes]
+        >>> [node.count for node in Cluster.preset("dapple-a").first(12).nodes]
         [8, 4]
         """
         devices = _count("devices", devices)
@@ -334,12 +336,12 @@ class Cluster(Record):
             )
         if devices == self.devices:
             return self
-        machines, left = [], devices
-        for machine in self.nodes:
+        nodes, left = [], devices
+        for node in self.nodes:
             if left:
-                machines.append(replace(machine, count=min(left, machine.count)))
-                left -= machines[-1].count
-        return replace(self, name=f"{devices} of {self.name}", nodes=tuple(machines))
+                nodes.append(replace(node, count=min(left, node.count)))
+                left -= nodes[-1].count
+        return replace(self, name=f"{devices} of {self.name}", nodes=tuple(nodes))
 
     def document(self) -> dict[str, object]:
         """Return the content of the cluster's file, in bytes and seconds. `Cluster.from_document` reads it.
@@ -348,18 +350,18 @@ class Cluster(Record):
         >>> cluster.document()["nodes"]
         [{'count': 2, 'devices': 8, 'type': 'device', 'memory': 16000000000.0, 'speed': 1.0}]
         """
-        machines = []
+        nodes = []
         # Equal neighbors share a row with a count. Clusters of thousands of nodes stay small files.
-        for machine, group in groupby(self.nodes):
-            device = machine.device
+        for node, group in groupby(self.nodes):
+            device = node.device
             row: dict[str, object] = {
                 "count": len(list(group)),
-                "devices": machine.count,
+                "devices": node.count,
                 "type": device.name,
                 "memory": float(device.memory_bytes),
                 "speed": float(device.speed),
             }
-            machines.append(row | ({"name": machine.name} if machine.name else {}))
+            nodes.append(row | ({"name": node.name} if node.name else {}))
         links = {
             key: {
                 "bandwidth": float(link.bytes_per_s),
@@ -373,7 +375,7 @@ class Cluster(Record):
             head["gpus_per_device"] = self.gpus_per_device
         if types := self._types():
             head["types"] = types
-        return head | {"nodes": machines} | links
+        return head | {"nodes": nodes} | links
 
     @classmethod
     def from_document(cls, document: object, *, file: str) -> Cluster:
@@ -410,11 +412,11 @@ class Cluster(Record):
         for name, stated in types.items():
             lines += [f"  {in_yaml(name)}:", *(f"    {key}: {_typed(key, value)}" for key, value in stated.items())]
         lines.append("nodes:")
-        for machine, group in groupby(self.nodes):
-            device = machine.device
-            named = f", name: {in_yaml(machine.name)}" if machine.name else ""
+        for node, group in groupby(self.nodes):
+            device = node.device
+            named = f", name: {in_yaml(node.name)}" if node.name else ""
             lines.append(
-                f"  - {{count: {len(list(group))}, devices: {machine.count}, type: {in_yaml(device.name)}, "
+                f"  - {{count: {len(list(group))}, devices: {node.count}, type: {in_yaml(device.name)}, "
                 f"memory: {_written(device.memory_bytes, format_bytes, parse_bytes)}, "
                 f"speed: {float(device.speed)!r}{named}}}"
             )
@@ -463,23 +465,23 @@ def _with_adapters(inter: tuple[float, float, float], gbit_s: float) -> Link:
 
 
 def _from_document(document: object, file: str, stem: str, *, may_differ: bool = False) -> Cluster:
-    whence = f"is it a cluster? Then begin with `hpgo_cluster: {_VERSION}`, as `hpgo clusters show dapple-a` does"
+    hint = f"is it a cluster? Then begin with `hpgo_cluster: {_VERSION}`, as `hpgo clusters show dapple-a` does"
     if "hpgo_cluster" not in (document if isinstance(document, dict) else {}) and (kind := kind_of_document(document)):
         raise ClusterError(
             f"{file} is {kind}, not a cluster",
             "name a cluster: `hpgo clusters` lists those that are known",
             code="wrong_kind_of_file",
         )
-    top = Section(document, file, ClusterError, keys=_KEYS, whence=whence)
+    top = Section(document, file, ClusterError, keys=_KEYS, source=hint)
     version = top.get("hpgo_cluster")
-    top.whence = ""
+    top.source = ""
     if version != _VERSION:
         top.fail(f"`hpgo_cluster` is {safe_repr(version)}", f"this hpgo reads version {_VERSION}")
     if "nodes" in top and "machines" in top:
         top.fail("`nodes` and `machines` are both given", "keep `nodes`; `machines` is the older name", code="conflict")
     key = "machines" if "machines" in top else "nodes"
     stated = read_types(top)
-    machines: list[Node] = []
+    nodes: list[Node] = []
     types: dict[str, Device] = {}
     for place, entry in enumerate(top.items(key), start=1):
         section = Section(entry, f"{file}, {key} entry {place}", ClusterError, keys=_MACHINE_KEYS)
@@ -497,12 +499,12 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
             section.fail(
                 f"type `{device.name}` has another memory or speed above", "give it another name", code="mismatch"
             )
-        machine = section.build(Node, device, section.whole("devices"), section.text("name", ""))
-        count = section.whole("count", 1, least=1)
+        node = section.build(Node, device, section.whole("devices"), section.text("name", ""))
+        count = section.whole("count", 1, minimum=1)
         section.done()
-        if count * machine.count > MOST_DEVICES:
-            section.fail(f"{count} × {machine.count} devices are too many", f"at most {MOST_DEVICES}", code="too_large")
-        machines += [machine] * count
+        if count * node.count > MAX_DEVICES:
+            section.fail(f"{count} × {node.count} devices are too many", f"at most {MAX_DEVICES}", code="too_large")
+        nodes += [node] * count
     for unused in stated.keys() - types.keys():
         top.fail(
             f"`types` has `{shorten(unused)}`, but no node has this type",
@@ -511,11 +513,11 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
         )
     intra = _link(top, "intra")
     # With a single node the link between nodes is never used, so files may leave it out.
-    inter = _link(top, "inter") if len(machines) > 1 or "inter" in top else intra
+    inter = _link(top, "inter") if len(nodes) > 1 or "inter" in top else intra
     name, source = top.text("name", stem), top.text("source", "")
-    gpus = top.whole("gpus_per_device", 1, least=1)
+    gpus = top.whole("gpus_per_device", 1, minimum=1)
     top.done()
-    return top.build(Cluster, name, tuple(machines), intra, inter, source, gpus)
+    return top.build(Cluster, name, tuple(nodes), intra, inter, source, gpus)
 
 
 def _link(top: Section, key: str) -> Link:
@@ -568,11 +570,11 @@ def _unit(argument: str, value: str | float, parser: Callable[[str | float], flo
 
 def _check_positive(what: str, value: object) -> float:
     hint = "it must be a number above 0 and at most 1e18"
-    return number(what, value, above=0, most=_LARGEST, error=ClusterError, hint=hint)
+    return number(what, value, above=0, maximum=_LARGEST, error=ClusterError, hint=hint)
 
 
 def _count(what: str, value: object) -> int:
-    return check_int(what, value, most=MOST_DEVICES, error=ClusterError)
+    return check_int(what, value, maximum=MAX_DEVICES, error=ClusterError)
 
 
 def _shown_list(values: object) -> str:

@@ -68,7 +68,7 @@ def _device_type(name: str, entry: Section) -> DeviceType:
     for one in stated:
         if one in _NARROW and one not in narrow:
             entry.fail(f"`reached` has `{one}`, but `flops` does not", f"add `{one}` to `flops`", code="conflict")
-    processors = entry.whole("processors", 0 if base is None else base.processors, least=1)
+    processors = entry.whole("processors", 0 if base is None else base.processors, minimum=1)
     memory_rate = _measure(entry, "memory_bandwidth", parse_bytes_per_s, None if base is None else base.bytes_per_s)
     host_rate = _measure(entry, "host_bandwidth", parse_bytes_per_s, inf if base is None else base.host_bytes_per_s)
     ramp = entry.amount("attention_ramp_tokens") if "attention_ramp_tokens" in entry else None

@@ -348,6 +348,11 @@ def key_of(device: str) -> str | None:
     return _KEYS.get(_spelt(device))
 
 
+REPORTED_BYTES: Mapping[str, float] = {"a100": 84.98e9, "a100-40": 42.28e9, "h100": 85.02e9, "h200": 150.11e9}
+"""Memory that PyTorch reports of cards whose presets have less, by key of `RATES`: measured on an H100 and an H200
+(research/h100-node.yaml), and the least that public messages on A100s state (79.14 GiB, 39.38 GiB)."""
+
+
 def same_card(one: str, other: str) -> bool:
     """Return whether two names of devices stand for the same card.
 
@@ -391,7 +396,7 @@ def _check_card(device: str, key: str, memory_bytes: float) -> None:
     # The bare name of a chip is refused if a smaller card of that chip also has enough memory, because the rates of the
     # wrong card would go unnoticed.
     cards = next((cards for cards in _MEMORY if key in cards), {key: memory_bytes})
-    fitting = [card for card, most in cards.items() if memory_bytes <= most * _GIB_FOR_GB]
+    fitting = [card for card, maximum in cards.items() if memory_bytes <= maximum * _GIB_FOR_GB]
     says_memory = _spelt(device) != _spelt(NAMES[key][0])
     larger = [card for card in fitting if cards[card] >= cards[key]]
     if key in fitting and (says_memory or len(larger) == len(fitting)):

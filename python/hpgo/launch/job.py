@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_is, check_list, check_text
 from hpgo.base.messages import as_whole, pluralize, safe_repr
-from hpgo.base.quoting import in_comment
+from hpgo.base.quoting import in_comment, in_shell
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster
@@ -19,6 +20,10 @@ from hpgo.planning.plans import Plan
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# Each rank gets its own values of these from the launcher.
+_SET_BY_LAUNCHERS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+                     "MASTER_ADDR", "MASTER_PORT"}  # fmt: skip
 _HOST = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.:-]*", re.ASCII)
 
 
@@ -54,6 +59,10 @@ class LaunchJob(Record):
     command: tuple[str, ...]
     """Command of each process."""
     gpus_per_device: int = 1
+    python: str = "python3"
+    """Interpreter that runs torchrun on the nodes."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Names and values of further environment variables of each process."""
 
     @classmethod
     def of(
@@ -65,6 +74,7 @@ class LaunchJob(Record):
         cluster: Cluster | None = None,
         python: str = "python3",
         name: str | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> LaunchJob:
         """Return the job that runs `plan`.
 
@@ -75,6 +85,7 @@ class LaunchJob(Record):
             cluster: the plan's cluster, for plans that were saved without it.
             python: the interpreter on the nodes.
             name: name for queues. None is the profile's.
+            environment: further environment variables of each process, by name.
 
         Raises ArgumentError for a plan that does not fit, that has no cluster or another one, or that was made for a
         framework whose ranks would run on other devices. Raises it also for words that can't be arguments of a command.
@@ -112,18 +123,41 @@ class LaunchJob(Record):
         gpus = found.gpus_per_device
         used = {device for stage in plan.stages for device in stage.devices}
         return cls(
-            name=_queue_name(plan.profile if name is None else check_text("a job's name", name)),
+            name=queue_name(plan.profile if name is None else check_text("a job's name", name)),
             title=f"{plan.profile} on {plan.cluster}",
-            nodes=tuple(JobNode(machine.count * gpus, machine.device.name, machine.name) for machine in found.nodes),
+            nodes=tuple(JobNode(node.count * gpus, node.device.name, node.name) for node in found.nodes),
             idle=tuple(rank for rank in range(found.devices * gpus) if rank // gpus not in used),
             command=command,
             gpus_per_device=gpus,
+            python=python,
+            environment=checked_environment(environment or {}),
         )
 
     @property
     def ranks(self) -> int:
         """Number of processes, idle ones included."""
         return sum(node.ranks for node in self.nodes)
+
+    @property
+    def torchrun(self) -> tuple[str, ...]:
+        """Words that start torchrun on a node, without the options for nodes and address."""
+        return (self.python, "-m", "torch.distributed.run")
+
+    @property
+    def torchrun_script(self) -> tuple[str, ...]:
+        """Words for the end of torchrun's command: what each process runs.
+
+        >>> job = LaunchJob("toy", "toy", (JobNode(2, "GPU", ""),), (), ("bash", "rank.sh"))
+        >>> job.torchrun_script
+        ('--no-python', 'bash', 'rank.sh')
+        """
+        interpreter, *words = self.command
+        return tuple(words) if interpreter == self.python else ("--no-python", *self.command)
+
+    @property
+    def exports(self) -> list[str]:
+        """Lines of bash that export `environment`."""
+        return [f"export {name}={in_shell(value)}" for name, value in self.environment]
 
     @property
     def first_ranks(self) -> tuple[int, ...]:
@@ -210,6 +244,23 @@ def _check_grid(plan: Plan) -> None:
     )
 
 
+def checked_environment(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return environment variables as pairs. Raise ArgumentError for names or values that a process can't have.
+
+    >>> checked_environment({"NCCL_DEBUG": "INFO"})
+    (('NCCL_DEBUG', 'INFO'),)
+    """
+    check_is("the environment", given, Mapping, "give a dict of names and values")
+    for name, value in given.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise ArgumentError(f"{safe_repr(name)} is no name of an environment variable", "write NAME=VALUE")
+        if name in _SET_BY_LAUNCHERS:
+            raise ArgumentError(f"`{name}` is set for each rank, and can't have one value for all", "leave it out")
+        if "\0" in check_text(f"the value of {name}", value):
+            raise ArgumentError(f"the value of {name} is {safe_repr(value)}, but it can't contain NUL")
+    return tuple(given.items())
+
+
 def check_job(job: object) -> None:
     """Raise ArgumentError unless `job` is a LaunchJob."""
     check_is("the job", job, LaunchJob, "create one with `hpgo.launch.LaunchJob.of`")
@@ -257,7 +308,7 @@ def _cluster_of(plan: Plan, given: Cluster | None) -> Cluster:
     return given
 
 
-def _queue_name(text: str) -> str:
+def queue_name(text: str) -> str:
     """Return `text` as a valid name for Kubernetes and SLURM: a label that begins with a letter.
 
     It is short enough for suffixes.

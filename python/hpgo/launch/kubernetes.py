@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.messages import safe_repr
@@ -10,9 +11,11 @@ from hpgo.errors import ArgumentError
 from hpgo.launch.job import check_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from hpgo.launch.job import LaunchJob
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def kubeflow(
@@ -48,6 +51,7 @@ def kubeflow(
         "command": _torchrun(job),
         "numNodes": len(job.nodes),
         "numProcPerNode": node.ranks,
+        **_environment(job),
         **_resources("resourcesPerNode", resource, node.ranks),
     }
     return _document(
@@ -61,15 +65,27 @@ def kubeflow(
     )
 
 
-def pytorchjob(job: LaunchJob, *, image: str, resource: str | None = "nvidia.com/gpu") -> str:
+def pytorchjob(
+    job: LaunchJob,
+    *,
+    image: str,
+    resource: str | None = "nvidia.com/gpu",
+    rdma: Mapping[str, int] = _NONE,
+    volumes: Mapping[str, Mapping[str, Any]] = _NONE,
+    folder: str = "",
+) -> str:
     """Return a PyTorchJob of Kubeflow's Training Operator (version 1), for `kubectl create -f`.
 
-    The master is node 0, and worker k is node k + 1. In each pod, torchrun starts the node's ranks.
+    The master is node 0, and worker k is node k + 1. In each pod, torchrun starts the node's ranks. Pods share memory
+    at /dev/shm without Kubernetes' limit of 64 MB, since NCCL and data loaders need more.
 
     Args:
         job: the job to run. All nodes must be equal.
         image: the container image.
         resource: Kubernetes' name for devices. None requests none.
+        rdma: number of network adapters of a pod, by Kubernetes' names. Pods may then lock memory, as RDMA needs.
+        volumes: sources of volumes, as Kubernetes describes them, by the path where a pod has the volume.
+        folder: working folder of the processes; empty for the image's.
 
     Raises ArgumentError if nodes differ.
 
@@ -86,10 +102,19 @@ def pytorchjob(job: LaunchJob, *, image: str, resource: str | None = "nvidia.com
         "name": "pytorch",  # the operator sets its variables in the container of this name
         "image": _text("image", image),
         "command": _torchrun(job),
-        **_resources("resources", resource, node.ranks),
+        **({"workingDir": folder} if folder else {}),
+        **_environment(job),
+        **_resources("resources", resource, node.ranks, rdma),
+        **({"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}} if rdma else {}),
+    }
+    sources: dict[str, Mapping[str, Any]] = {"/dev/shm": {"emptyDir": {"medium": "Memory"}}, **volumes}  # noqa: S108
+    container["volumeMounts"] = [{"name": f"volume-{at}", "mountPath": path} for at, path in enumerate(sources)]
+    pod = {
+        "containers": [container],
+        "volumes": [{"name": f"volume-{at}", **source} for at, source in enumerate(sources.values())],
     }
     # As on every target, a rank that fails ends the job.
-    replica = {"restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
+    replica = {"restartPolicy": "Never", "template": {"spec": pod}}
     replicas = {"Master": {"replicas": 1, **replica}}
     if len(job.nodes) > 1:
         replicas["Worker"] = {"replicas": len(job.nodes) - 1, **replica}
@@ -111,12 +136,18 @@ def _torchrun(job: LaunchJob) -> list[str]:
     The operator sets the numbers of nodes and processes, and the address, as variables.
     """
     # Kubernetes expands `$(NAME)` in a command and reads `$$` as a dollar. Arguments must reach the script unchanged.
-    python, *words = (word.replace("$", "$$") for word in job.command)
-    return [python, "-m", "torch.distributed.run", *words]
+    return [word.replace("$", "$$") for word in (*job.torchrun, *job.torchrun_script)]
 
 
-def _resources(key: str, resource: str | None, devices: int) -> dict[str, Any]:
-    return {} if resource is None else {key: {"limits": {_text("resource", resource): devices}}}
+def _environment(job: LaunchJob) -> dict[str, Any]:
+    # Kubernetes expands `$(NAME)` in values, too.
+    rows = [{"name": name, "value": value.replace("$", "$$")} for name, value in job.environment]
+    return {"env": rows} if rows else {}
+
+
+def _resources(key: str, resource: str | None, devices: int, more: Mapping[str, int] = _NONE) -> dict[str, Any]:
+    limits = ({} if resource is None else {_text("resource", resource): devices}) | dict(more)
+    return {key: {"limits": limits}} if limits else {}
 
 
 def _text(what: str, value: object) -> str:

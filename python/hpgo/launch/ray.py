@@ -26,21 +26,21 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 def start_ranks(config):
     """Start the ranks of this node, and end them all when one fails."""
-    machine = get_context().get_world_rank()
+    node = get_context().get_world_rank()
     with socket.socket() as probe:
         probe.bind(("", 0))
         here = {"MASTER_ADDR": ray.util.get_node_ip_address(), "MASTER_PORT": str(probe.getsockname()[1])}
     environment = os.environ | broadcast_from_rank_zero(here) | {
-        "WORLD_SIZE": str(config["machines"] * config["devices"]),
+        "WORLD_SIZE": str(config["nodes"] * config["devices"]),
         "LOCAL_WORLD_SIZE": str(config["devices"]),
-        "GROUP_RANK": str(machine),
-        "GROUP_WORLD_SIZE": str(config["machines"]),
-    }
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(config["nodes"]),
+    } | config["environment"]
     environment.setdefault("OMP_NUM_THREADS", "1")
     ranks = []
     try:
         for device in range(config["devices"]):
-            rank = {"RANK": str(machine * config["devices"] + device), "LOCAL_RANK": str(device)}
+            rank = {"RANK": str(node * config["devices"] + device), "LOCAL_RANK": str(device)}
             ranks.append(subprocess.Popen(config["command"], env=environment | rank, stdin=subprocess.DEVNULL))
         codes = [None]
         while None in codes:
@@ -48,7 +48,7 @@ def start_ranks(config):
             codes = [process.poll() for process in ranks]
             for device, code in enumerate(codes):
                 if code:
-                    raise RuntimeError(f"rank {machine * config['devices'] + device} failed with exit code {code}")
+                    raise RuntimeError(f"rank {node * config['devices'] + device} failed with exit code {code}")
     finally:
         for process in ranks:
             process.terminate()
@@ -64,7 +64,7 @@ if __name__ == "__main__":
         start_ranks,
         train_loop_config=JOB,
         scaling_config=ScalingConfig(
-            num_workers=JOB["machines"],
+            num_workers=JOB["nodes"],
             use_gpu=USE_GPU,
             resources_per_worker=RESOURCES,
             placement_strategy="STRICT_SPREAD",
@@ -100,13 +100,14 @@ def ray(job: LaunchJob, *, resource: str | None = "GPU") -> str:
         )
     # Ray schedules by these numbers. One CPU per rank keeps other tasks of the cluster off these cores.
     resources = {"CPU": node.ranks} | ({} if resource in {None, "CPU"} else {resource: node.ranks})
-    settings = {"machines": len(job.nodes), "devices": node.ranks, "command": list(job.command)}
+    settings = {"nodes": len(job.nodes), "devices": node.ranks, "command": list(job.command)}
+    variables = {"environment": dict(job.environment)}
     return "\n".join(
         [
             *job.header(
                 "start it with `ray job submit -- python FILE`, or with `python FILE` on a node of the cluster"
             ),
-            f"JOB = {in_python(settings)}",
+            f"JOB = {in_python(settings | variables)}",
             f"USE_GPU = {resource == 'GPU'}",
             f"RESOURCES = {in_python(resources)}",
             _SCRIPT,

@@ -36,11 +36,11 @@ exec 4<> "$folder/open" 5< "$folder/open"
 rm -r "$folder"
 finish() { trap "" INT TERM HUP USR1; exec 4<&-; wait; exit "$1"; }
 trap "finish 130" INT; trap "finish 143" TERM HUP; trap "finish 1" USR1
-for machine in "${!hosts[@]}"; do
+for node in "${!hosts[@]}"; do
   { exec 4<&-
-    ssh -o BatchMode=yes -T "${hosts[machine]}" "cd $(printf %q "$PWD") && exec bash -c '$host' host" \
-      "$agent --node-rank=$machine --nproc-per-node=${devices[machine]} $command" <&5 5<&- ||
-      { echo "${hosts[machine]}: exit code $?: the other hosts end their ranks" >&2; kill -USR1 $$; }; } &
+    ssh -o BatchMode=yes -T "${hosts[node]}" "cd $(printf %q "$PWD") && exec bash -c '$host' host" \
+      "$agent --node-rank=$node --nproc-per-node=${devices[node]} $command" <&5 5<&- ||
+      { echo "${hosts[node]}: exit code $?: the other hosts end their ranks" >&2; kill -USR1 $$; }; } &
 done
 wait
 """
@@ -63,16 +63,16 @@ def local(job: LaunchJob, *, port: int | None = None) -> str:
     exec python3 -m torch.distributed.run --nnodes=1 --node-rank=0 --nproc-per-node=2
     """
     check_job(job)
-    machines = len(job.nodes)
-    note = [f"all ranks of {pluralize(machines, 'node')} start on this one"] if machines > 1 else []
-    _, *words = job.command
+    nodes = len(job.nodes)
+    note = [f"all ranks of {pluralize(nodes, 'node')} start on this one"] if nodes > 1 else []
     where = f'--node-rank=0 --nproc-per-node={job.ranks} --master-addr=127.0.0.1 --master-port="$MASTER_PORT"'
     return "\n".join(
         [
             "#!/usr/bin/env bash",
             *job.header(*note),
+            *job.exports,
             *master_port(port, "$$"),
-            f"exec {_agent(job, 1)} {where} {_words(words)}",
+            f"exec {_agent(job, 1)} {where} {_words(job.torchrun_script)}",
             "",
         ]
     )
@@ -96,28 +96,38 @@ def ssh_hosts(job: LaunchJob, *, hosts: Sequence[str] | None = None, port: int =
     """
     check_job(job)
     names = job.hosts(hosts)
-    _, *words = job.command
     where = f"--master-addr={_address(names[0])} --master-port={checked_port(port)}"
+    # Hosts do not inherit the environment of this script, so `env` sets it there.
+    variables = ["env", *(f"{name}={value}" for name, value in job.environment)] if job.environment else []
     return "\n".join(
         [
             "#!/usr/bin/env bash",
             *job.header(),
             f"hosts=({_words(names)})",
             f"devices=({' '.join(str(node.ranks) for node in job.nodes)})",
-            f"agent={in_shell(f'{_agent(job, len(job.nodes))} {where}')}",
-            f"command={in_shell(shlex.join(words))}",
+            f"agent={in_shell(f'{shlex.join(variables)} {_agent(job, len(job.nodes))} {where}'.lstrip())}",
+            f"command={in_shell(shlex.join(job.torchrun_script))}",
             f"host='{_HOST}'",
             _SSH,
         ]
     )
 
 
-def torchrun(job: LaunchJob, *, hosts: Sequence[str] | None = None, port: int | None = None) -> str:
+def torchrun(
+    job: LaunchJob,
+    *,
+    hosts: Sequence[str] | None = None,
+    port: int | None = None,
+    setup: Sequence[str] = (),
+) -> str:
     """Return a bash script that takes the number of the node on which it is started, and calls torchrun there.
 
     The rendezvous is static, so the ranks of a node have consecutive numbers. Nodes may have different numbers of
     devices. `hosts` are as in `ssh_hosts`, but only the first is used; a plan of one node needs none. With `port` None,
     it is a free port on one node, and 29500 on several, which must agree.
+
+    `setup` are lines of bash that run first. They may set MASTER_ADDR, the address of the first node, which replaces
+    `hosts` then.
 
     Raises ArgumentError for hosts that do not match the nodes, and for an invalid port.
 
@@ -129,37 +139,43 @@ def torchrun(job: LaunchJob, *, hosts: Sequence[str] | None = None, port: int | 
     1) set -- --node-rank=1 --nproc-per-node=8 ;; # node-1
     """
     check_job(job)
-    machines = len(job.nodes)
-    names = ("127.0.0.1",) if machines == 1 and hosts is None else job.hosts(hosts)
+    nodes = len(job.nodes)
+    from_setup = bool(setup) and hosts is None
+    alone = nodes == 1 and hosts is None
+    names = ("127.0.0.1",) if alone else ("",) * nodes if from_setup else job.hosts(hosts)
     rows = [
-        f"  {machine}) set -- --node-rank={machine} --nproc-per-node={node.ranks} ;;"
-        + (f" # {names[machine]}" if machines > 1 else "")
-        for machine, node in enumerate(job.nodes)
+        f"  {number}) set -- --node-rank={number} --nproc-per-node={node.ranks} ;;"
+        + (f" # {names[number]}" if names[number] and nodes > 1 else "")
+        for number, node in enumerate(job.nodes)
     ]
-    _, *words = job.command
     # On several nodes, each runs this script separately, so a free port found on one would be unknown on the others.
-    port_lines = master_port(None, "$$") if machines == 1 and port is None else []
+    port_lines = master_port(None, "$$") if nodes == 1 and port is None else []
     port_word = '"$MASTER_PORT"' if port_lines else checked_port(29500 if port is None else port)
-    where = f"--master-addr={_address(names[0])} --master-port={port_word}"
-    note = ["start it on every node, with the node's number: `bash FILE 0` on the first"] if machines > 1 else []
+    if from_setup and not port_lines and port is None:
+        port_word = '"${MASTER_PORT:-29500}"'
+    address = _address(names[0]) or '"${MASTER_ADDR:?}"'
+    where = f"--master-addr={address} --master-port={port_word}"
+    note = ["start it on every node, with the node's number: `bash FILE 0` on the first"] if nodes > 1 else []
     return "\n".join(
         [
             "#!/usr/bin/env bash",
             *job.header(*note),
-            f"case ${{1-{0 if machines == 1 else ''}}} in",
+            *setup,
+            *job.exports,
+            f"case ${{1-{0 if nodes == 1 else ''}}} in",
             *rows,
-            f'  *) echo "give the number of this node, from 0 to {machines - 1}" >&2; exit 2 ;;',
+            f'  *) echo "give the number of this node, from 0 to {nodes - 1}" >&2; exit 2 ;;',
             "esac",
             *port_lines,
-            f'exec {_agent(job, machines)} {where} "$@" {_words(words)}',
+            f'exec {_agent(job, nodes)} {where} "$@" {_words(job.torchrun_script)}',
             "",
         ]
     )
 
 
-def _agent(job: LaunchJob, machines: int) -> str:
-    """Return the words that start torchrun, the agent of one of `machines` nodes, quoted for a shell."""
-    return f"{in_shell(job.command[0])} -m torch.distributed.run --nnodes={machines}"
+def _agent(job: LaunchJob, nodes: int) -> str:
+    """Return the words that start torchrun, the agent of one of `nodes` nodes, quoted for a shell."""
+    return f"{_words(job.torchrun)} --nnodes={nodes}"
 
 
 def _words(words: Sequence[str]) -> str:

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 # Options that place ranks. The plan decides that, so users may not set them.
 _PLACED = {"nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task", "distribution",
-           "overcommit", "job-name", "array"}  # fmt: skip
+           "overcommit", "job-name", "array", "het-group", "kill-on-bad-exit"}  # fmt: skip
 _OPTION = re.compile(r"([a-z][a-z-]*)(=[\w./:,@%+\[\]=*#-]+)?", re.ASCII)
+# Options of `srun` are quoted words, so any printable value is safe there. Directives of sbatch have no quotes.
+_STEP_OPTION = re.compile(r"([a-z][a-z-]*)(=[^\x00-\x1f\x7f]+)?", re.ASCII)
 # Options of Pyxis, and SLURM's own for OCI containers. They apply to tasks, not to the batch script.
 _CONTAINER = re.compile(r"(no-)?container\b")
 _NAME = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
@@ -29,7 +31,15 @@ _TASK = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_N
 _COUNT = r'read -ra devices <<< "$DEVICES"; export LOCAL_WORLD_SIZE=${devices[SLURM_NODEID]}; exec "$@"'
 
 
-def slurm(job: LaunchJob, *, port: int | None = None, resource: str | None = "gpu", sbatch: Iterable[str] = ()) -> str:
+def slurm(
+    job: LaunchJob,
+    *,
+    port: int | None = None,
+    resource: str | None = "gpu",
+    sbatch: Iterable[str] = (),
+    srun: Iterable[str] = (),
+    setup: Iterable[str] = (),
+) -> str:
     """Return a script for `sbatch`, with a task for each rank.
 
     Consecutive equal nodes form one component of the job. With several components, it is a heterogeneous job, and
@@ -41,6 +51,8 @@ def slurm(job: LaunchJob, *, port: int | None = None, resource: str | None = "gp
         resource: SLURM's name for devices (`--gres`). None requests none.
         sbatch: more options, without leading hyphens: `partition=gpu`. Every component gets them. Options of a
             container go to `srun`, because the batch script itself needs the host's `srun` and `scontrol`.
+        srun: more options of `srun`, without leading hyphens: `mpi=none`.
+        setup: lines of bash that run first. They may add options to the array `srun_options`.
 
     Raises ArgumentError for options that would place ranks elsewhere, and for names that SLURM does not allow.
 
@@ -52,9 +64,10 @@ def slurm(job: LaunchJob, *, port: int | None = None, resource: str | None = "gp
     ['#SBATCH --nodes=2', '#SBATCH --ntasks-per-node=8', '#SBATCH --gres=gpu:8', '#SBATCH --partition=gpu']
     """
     check_job(job)
-    options = [_option(option) for option in check_list("the options of sbatch", sbatch)]
+    options = [_option(option, "sbatch", _OPTION) for option in check_list("the options of sbatch", sbatch)]
     more = [f"#SBATCH --{option}" for option in options if not _CONTAINER.match(option)]
-    contained = "".join(f" {in_shell(f'--{option}')}" for option in options if _CONTAINER.match(option))
+    steps = [option for option in options if _CONTAINER.match(option)]
+    steps += [_option(option, "srun", _STEP_OPTION) for option in check_list("the options of srun", srun)]
     parts = [list(alike) for _, alike in groupby(job.nodes, key=lambda node: (node.ranks, node.kind))]
     # With one type, the script needs no types, which may have other names in SLURM's configuration.
     typed = len({node.kind for node in job.nodes}) > 1
@@ -67,16 +80,22 @@ def slurm(job: LaunchJob, *, port: int | None = None, resource: str | None = "gp
             *([] if resource is None else [f"#SBATCH --gres={_devices(nodes[0], resource, typed=typed)}"]),
             *more,
         ]
-    groups = f" --het-group=0-{len(parts) - 1}" if len(parts) > 1 else ""
+    groups = [f"het-group=0-{len(parts) - 1}"] if len(parts) > 1 else []
     # Without `--kill-on-bad-exit`, the other ranks would wait for a failed one until the job's time limit.
-    srun = f"srun{groups} --kill-on-bad-exit=1 --distribution=block{contained}"
+    words = _words([f"--{option}" for option in (*groups, "kill-on-bad-exit=1", "distribution=block", *steps)])
+    # Arrays are used only where `setup` may add to them, so that the usual script stays short.
+    lines = list(setup)
+    start = 'srun "${srun_options[@]}"' if lines else f"srun {words}"
     devices = " ".join(str(node.ranks) for node in job.nodes)
     return "\n".join(
         [
             "#!/usr/bin/env bash",
-            *job.header("start it with `sbatch`"),
+            *job.header("start it with `bash FILE`, which calls sbatch" if lines else "start it with `sbatch`"),
             *directives,
             "set -euo pipefail",
+            *([f"srun_options=({words})"] if lines else []),
+            *lines,
+            *job.exports,
             'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
             f"export MASTER_ADDR=${{hosts[0]}} WORLD_SIZE={job.ranks}",
             *master_port(port, "${SLURM_JOB_ID:-0}"),
@@ -84,7 +103,7 @@ def slurm(job: LaunchJob, *, port: int | None = None, resource: str | None = "gp
             "cpus=${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_PER_TASK_HET_GROUP_0:-}}",
             "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${cpus:-1}}",
             '[ -z "$cpus" ] || export SRUN_CPUS_PER_TASK=$cpus # srun does not take it from sbatch since SLURM 22.05',
-            f"exec {srun} bash -c '{_TASK}; {_COUNT}' rank {_words(job.command)}",
+            f"exec {start} bash -c '{_TASK}; {_COUNT}' rank {_words(job.command)}",
             "",
         ]
     )
@@ -105,11 +124,11 @@ def _devices(node: JobNode, resource: str, *, typed: bool) -> str:
     return f"{resource}:{node.kind}:{node.ranks}"
 
 
-def _option(option: str) -> str:
-    found = _OPTION.fullmatch(option) if isinstance(option, str) else None
+def _option(option: str, command: str, form: re.Pattern[str]) -> str:
+    found = form.fullmatch(option) if isinstance(option, str) else None
     if found is None:
         raise ArgumentError(
-            f"{safe_repr(option)} is no option of sbatch",
+            f"{safe_repr(option)} is no option of {command}",
             "write `partition=gpu` for `--partition=gpu`",
             code="unknown_name",
         )

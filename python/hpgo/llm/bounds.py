@@ -69,9 +69,9 @@ class GroupBounds:
     @cached_property
     def steps_s(self) -> Array:
         """Lower bounds on the step time, by recomputation of all layers and split."""
-        return self._least_s(*self._passes)
+        return self._lower_bounds_s(*self._passes)
 
-    def _least_s(self, first: StagePasses, ranks: StagePasses) -> Array:
+    def _lower_bounds_s(self, first: StagePasses, ranks: StagePasses) -> Array:
         splits_backward = self.splits.schedule != "1f1b"
         found: Array = passes_s(first, ranks, self.micro_batches, self.edge_s, splits=splits_backward)
         return found * (1 - 2 * SLACK)
@@ -110,7 +110,7 @@ class GroupBounds:
     def _some(self, limit_bytes: float, at: Whole, zero: Whole) -> tuple[Array, Whole, Whole, Whole]:
         """Return bounds of configurations that fit if some layers are recomputed, and how many layers at least."""
         splits, context, kinds = self.splits, self.costs.context, self.splits.different
-        has, most = splits.layers[:-2, at] > 0, splits.most[at]
+        has, maximum = splits.layers[:-2, at] > 0, splits.maximum[at]
         # One more recomputed layer in each stage spares a rank at most this many bytes, ...
         spared = [context.once(SAVED[False], kind) - context.once(SAVED[True], kind) for kind in kinds]
         each = (
@@ -121,11 +121,11 @@ class GroupBounds:
         # Dividing by 1e-9 bytes instead of 0 asks for more layers than there are, so `few` drops the split below.
         layers = np.where(short > 0, short / np.maximum(each, 1e-9), 0.0).max(axis=1)
         layers = np.maximum(np.ceil(layers * (1 - SLACK)), 1.0)
-        few = layers < most
-        at, zero, has, most, layers = at[few], zero[few], has[:, few], most[few], layers[few]
+        few = layers < maximum
+        at, zero, has, maximum, layers = at[few], zero[few], has[:, few], maximum[few], layers[few]
         # ... and adds at least this share of the seconds that recomputation of all layers adds.
         none_s, all_s = self.costs.passes[:-2].reshape(-1, 2, 3)[:, :, :2].sum(axis=2).T
-        share = (layers / most)[:, None] * np.where(has, np.reshape(all_s - none_s, (-1, 1, 1)), np.inf).min(axis=0)
+        share = (layers / maximum)[:, None] * np.where(has, np.reshape(all_s - none_s, (-1, 1, 1)), np.inf).min(axis=0)
         share[~has.any(axis=0)] = 0.0
         # Layers for multi-token prediction are recomputed only if all layers are.
         counted = [place for place, kind in enumerate(kinds) if not kind.further]
@@ -136,4 +136,4 @@ class GroupBounds:
             )
             for passes, counts in zip(self._passes, (splits.first, splits.layers), strict=True)
         )
-        return self._least_s(first, ranks), at, zero, layers.astype(int)
+        return self._lower_bounds_s(first, ranks), at, zero, layers.astype(int)

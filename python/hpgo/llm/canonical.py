@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from hpgo.llm.parallelism import MOST_ZERO, ParallelismConfig, RecomputedModule, split_layers
+from hpgo.llm.parallelism import MAX_ZERO, ParallelismConfig, RecomputedModule, split_layers
 
 if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
@@ -37,11 +37,13 @@ def canonical(config: ParallelismConfig, model: Transformer) -> ParallelismConfi
     # Experts may have replicas even if other weights have none.
     if max(config.dp_cp_size, config.expert_dp_size if model.experts else 1) == 1:
         changes |= {"overlap_dp_comm": False}
-        # Stage 3 keeps weights in other formats even on one GPU. 16-bit moments and flat gradients depend on ZeRO, too.
-        if config.zero_stage < MOST_ZERO and not (config.flatten_gradients or config.adam_moments_in_bf16):
+        # Stage 3 keeps weights in other formats even on one GPU. Narrow optimizer state and flat gradients depend on the
+        # stage, too.
+        if config.zero_stage < MAX_ZERO and not (config.flatten_gradients or config.has_narrow_state):
             changes |= {"zero_stage": 0}
     counts = split_layers(model.layers, config.pp, config.vpp, config.ends, laid_out=bool(model.experts))
-    if counts is not None:
+    # A layout is kept as it was given.
+    if counts is not None and config.pipeline_layout is None:
         if config.ends != (None, None):
             changes |= zip(("first_rank_layers", "last_rank_layers"), _ends(config, counts, model), strict=True)
         # Layers for multi-token prediction are recomputed with all layers only, and every n-th counts them, too.
@@ -49,6 +51,8 @@ def canonical(config: ParallelismConfig, model: Transformer) -> ParallelismConfi
             changes |= _recomputed(config, counts)
     if len(config.recompute_modules) > 1:
         changes |= {"recompute_modules": tuple(sorted(config.recompute_modules, key=_MODULES.index))}
+    if len(config.cuda_graph_modules) > 1:
+        changes |= {"cuda_graph_modules": tuple(sorted(config.cuda_graph_modules))}
     changes = {name: value for name, value in changes.items() if value != getattr(config, name)}
     return replace(config, **changes) if changes else config
 

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from hpgo.base.checks import check_is
+from hpgo.base.checks import MAX_COUNT, check_int, check_is, choice
 from hpgo.base.laws import difference
 from hpgo.base.messages import did_you_mean, safe_repr, shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate
-from hpgo.llm.parallelism import ParallelismConfig
+from hpgo.llm.parallelism import (
+    MAX_ZERO,
+    CudaGraphImpl,
+    CudaGraphModule,
+    MainParamsDtype,
+    ParallelismConfig,
+    PipelineSchedule,
+    Precision,
+    Recompute,
+    RecomputedModule,
+    StateDtype,
+)
 from hpgo.llm.step_range import RELATIVE_ERROR
 
 if TYPE_CHECKING:
@@ -96,7 +107,8 @@ def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> Paralle
     """Return `config` with other values, by the names of its fields, and adjust the fields that depend on these.
 
     Tensor parallelism above 1 keeps sequence parallelism. A single stage is not interleaved, and another number of
-    stages runs as 1F1B. Layers of the end ranks go back to None if the pipeline changes.
+    stages runs as 1F1B. Layers of the end ranks and layouts go back to None if the pipeline changes, and the choice of
+    layers or modules if recomputation changes.
 
     Raises ArgumentError for unknown names, and for what `ParallelismConfig` refuses.
 
@@ -125,19 +137,26 @@ def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> Paralle
         asked["vpp"] = 2
     # Layers of the end ranks were chosen for one number of ranks and stages, and rarely divide another.
     if "pp" in asked or "vpp" in asked:
-        asked = {"first_rank_layers": None, "last_rank_layers": None} | asked
-    if "recompute" in asked and "recompute_num_layers" not in asked:
-        asked["recompute_num_layers"] = None
+        asked = {"first_rank_layers": None, "last_rank_layers": None, "pipeline_layout": None} | asked
+    if asked.get("recompute_modules") and "recompute" not in asked:
+        asked["recompute"] = "selective"
+    if "recompute" in asked:
+        asked = {"recompute_num_layers": None, "recompute_every": None, "recompute_modules": ()} | asked
+    if asked.get("cuda_graph_impl") in {"none", "full_iteration"}:
+        asked = {"cuda_graph_modules": ()} | asked
     return replace(config, **asked)
 
 
 def read_changes(text: str) -> dict[str, object]:
     """Return the changes that a text like `tp=8,pp=2` asks for.
 
-    Raises ArgumentError for words that are no NAME=VALUE, for unknown names and for a name that is given twice.
+    Modules have a plus between them, and `none` stands for a number that is left out. Raises ArgumentError for words
+    that are no NAME=VALUE, for unknown names, for values that the name never takes, and for a name that is given twice.
 
     >>> read_changes("tp=8, recompute=full, flash_attention=no")
     {'tp': 8, 'recompute': 'full', 'flash_attention': False}
+    >>> read_changes("recompute_modules=mlp+layernorm")
+    {'recompute_modules': ('mlp', 'layernorm')}
     """
     found: dict[str, object] = {}
     for word in text.split(","):
@@ -149,15 +168,45 @@ def read_changes(text: str) -> dict[str, object]:
             raise ArgumentError(f"there is no degree `{shorten(name)}`", did_you_mean(name, NAMES), code="unknown_name")
         if name in found:
             raise ArgumentError(f"`{name}` is given twice", "keep one of them", code="duplicate")
-        # Ten digits are no degree, and int() would accept thousands of digits.
-        found[name] = (
-            int(value) if value.isascii() and value.isdigit() and len(value) <= 9 else _FLAGS.get(value, value)
-        )
+        found[name] = _change(name, value)
     return found
 
 
 _SHORT = {"mbs": "micro_batch_size", "sp": "sequence_parallel"}
-_FLAGS: dict[str, object] = {"yes": True, "true": True, "no": False, "false": False}
+_FLAGS = {"yes": True, "true": True, "no": False, "false": False}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "recompute": get_args(Recompute), "precision": get_args(Precision), "pp_schedule": get_args(PipelineSchedule),
+    "cuda_graph_impl": get_args(CudaGraphImpl), "exp_avg_dtype": get_args(StateDtype),
+    "exp_avg_sq_dtype": get_args(StateDtype), "main_params_dtype": get_args(MainParamsDtype),
+}  # fmt: skip
+_LISTS = {"recompute_modules": get_args(RecomputedModule), "cuda_graph_modules": get_args(CudaGraphModule)}
+"""Fields whose values are joined with `+`."""
+_FROM_NONE = ("zero_stage", "cpu_offload_num_layers")
+"""Numbers that may be 0. All others are at least 1."""
+_DEFAULTS = {field.name: field.default for field in fields(ParallelismConfig)}
+
+
+def _change(name: str, text: str) -> object:
+    """Return the value of a field. Raise ArgumentError if the field never has such a value."""
+    if name in _CHOICES:
+        return choice(name, text, _CHOICES[name])
+    if known := _LISTS.get(name):
+        return () if text == "none" else tuple(choice("module", one.strip(), known) for one in text.split("+"))
+    default = _DEFAULTS[name]
+    if default is None and text == "none":
+        return None
+    if name == "pipeline_layout":
+        return text
+    if isinstance(default, bool) or name == "tp_comm_overlap":
+        return _FLAGS[choice(f"value of {name}", text, tuple(_FLAGS))]
+    # Ten digits are no degree, and int() would accept thousands of digits.
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else text
+    return check_int(
+        name, number, minimum=0 if name in _FROM_NONE else 1, maximum=MAX_ZERO if name == "zero_stage" else MAX_COUNT
+    )
+
+
+_MAX_DIGITS = 9
 
 
 def differences(config: ParallelismConfig, other: ParallelismConfig) -> str:
@@ -176,7 +225,10 @@ def differences(config: ParallelismConfig, other: ParallelismConfig) -> str:
         if here != there and there is None:
             words += [_NONE[field]] if _is_independent(field, config, other) else []
         elif here != there:
-            words.append(f"{'no ' if there is False else ''}{name}{'' if isinstance(there, bool) else f' {there}'}")
+            value = "" if isinstance(there, bool) else f" {'+'.join(there) if isinstance(there, tuple) else there}"
+            # Without modules, selective recomputation restores the scores.
+            none = "" if there == () else f"{'no ' if there is False else ''}{name}{value}"
+            words += [none] if none else []
     if config.sequence_parallel != other.sequence_parallel and (config.tp > 1) == (other.tp > 1):
         words.append("sp" if other.sequence_parallel else "no sp")
     return ", ".join(words)
@@ -185,14 +237,19 @@ def differences(config: ParallelismConfig, other: ParallelismConfig) -> str:
 _NONE = {
     "first_rank_layers": "even first rank",
     "last_rank_layers": "even last rank",
+    "pipeline_layout": "no layout",
+    "tp_comm_overlap": "TP overlap of the stack",
     "recompute_num_layers": "recompute all layers",
+    "recompute_every": "recompute every layer",
 }
 """Names for fields that are None in the other configuration."""
 
 
 def _is_independent(field: str, config: ParallelismConfig, other: ParallelismConfig) -> bool:
     """Return whether a change to None is not implied by another pipeline or another kind of recomputation."""
-    if field == "recompute_num_layers":
+    if field == "tp_comm_overlap":
+        return True
+    if field in {"recompute_num_layers", "recompute_every"}:
         return other.recompute == "full"
     return (config.pp, config.vpp) == (other.pp, other.vpp)
 

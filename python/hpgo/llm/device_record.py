@@ -185,8 +185,8 @@ class DeviceRecord(Record):
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float | int):
-                least = None if field.name in _FROM_NONE else 0
-                number(f"{field.name} of a device record", value, above=least)
+                minimum = None if field.name in _FROM_NONE else 0
+                number(f"{field.name} of a device record", value, above=minimum)
 
     @property
     def rates(self) -> Rates:
@@ -208,8 +208,8 @@ class DeviceRecord(Record):
     def on(self, cluster: Cluster) -> Cluster:
         """Return `cluster` with devices that have the measured rates."""
         rates = self.rates
-        machines = tuple(replace(one, device=replace(one.device, measured_rates=rates)) for one in cluster.nodes)
-        return replace(cluster, nodes=machines)
+        nodes = tuple(replace(one, device=replace(one.device, measured_rates=rates)) for one in cluster.nodes)
+        return replace(cluster, nodes=nodes)
 
     def constants_on(self, cluster: Cluster) -> Constants:
         """Return the constants of the cost model for `cluster`.

@@ -17,22 +17,29 @@ from hpgo.hardware.rates import same_card
 from hpgo.llm.canonical import canonical
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.device_record import DeviceRecord
+from hpgo.llm.frameworks import framework_support, is_framework
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.layer_context import VALUE, LayerContext, pairs_seen
 from hpgo.llm.memory import SAVED, PipelineRankLayers, activations, allocator_cached_bytes, parameters, stage_memory
 from hpgo.llm.parallelism import (
     DEGREES,
+    MAX_ZERO,
+    CudaGraphImpl,
+    CudaGraphModule,
     DegreeError,
+    MainParamsDtype,
     ParallelismConfig,
     PipelineSchedule,
     Precision,
     Recompute,
     RecomputedModule,
+    StateDtype,
     check_batch,
     check_degrees,
     data_degree,
 )
-from hpgo.llm.platform import Platform
+from hpgo.llm.pipeline_layout import layout_of, parse_layout
+from hpgo.llm.platform import Platform, check_rates
 from hpgo.llm.stack import Stack, StackFramework, stack_of
 from hpgo.llm.step_range import kind_of, log_sd, step_range
 from hpgo.llm.step_time import COMMUNICATION, PipelineStages, kinds_of
@@ -46,7 +53,7 @@ from hpgo.programs.schedule import schedule as build
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from hpgo.llm.layer_time import LayerTime
     from hpgo.model.transformer import Transformer
@@ -205,10 +212,11 @@ def estimate_llm(
     vpp: int = 1,
     first_rank_layers: int | None = None,
     last_rank_layers: int | None = None,
+    pipeline_layout: str | Sequence[int] | None = None,
     pp_schedule: PipelineSchedule = "1f1b",
     cp: int = 1,
     ep: int = 1,
-    zero_stage: int = 1,
+    zero_stage: int | None = None,
     dp_replicate: int = 1,
     micro_batch_size: int = 1,
     recompute: Recompute = "none",
@@ -216,6 +224,7 @@ def estimate_llm(
     recompute_every: int | None = None,
     recompute_modules: Iterable[str] = (),
     sequence_parallel: bool | None = None,
+    tp_comm_overlap: bool | None = None,
     precision: Precision = "bf16",
     flash_attention: bool = True,
     fused_elementwise: bool = True,
@@ -226,7 +235,12 @@ def estimate_llm(
     dtensor: bool = False,
     grad_reduce_in_bf16: bool = False,
     adam_moments_in_bf16: bool = False,
+    exp_avg_dtype: StateDtype = "fp32",
+    exp_avg_sq_dtype: StateDtype = "fp32",
+    main_params_dtype: MainParamsDtype = "fp32",
     cpu_offload_num_layers: int = 0,
+    cuda_graph_impl: CudaGraphImpl = "none",
+    cuda_graph_modules: Iterable[str] = (),
     devices: int | None = None,
     framework: StackFramework | None = None,
     stack: Stack | str | os.PathLike[str] | None = None,
@@ -244,11 +258,14 @@ def estimate_llm(
         vpp: virtual stages per pipeline rank (interleaving).
         first_rank_layers: layers of the first pipeline rank; None means the number that ranks in the middle have.
         last_rank_layers: layers of the last pipeline rank, like `first_rank_layers`.
+        pipeline_layout: layers of each stage, in the words of Megatron-LM's `--pipeline-model-parallel-layout`
+            (`Et*3|(tt|)*29,m|L`), or as numbers (`[7, 8, 9, 8]`); `vpp` then follows from the number of stages.
         pp_schedule: `1f1b`, interleaved if `vpp` is above 1; or with split backward passes `interleaved_zb`, or `zb_v`
             with `vpp` 2.
         cp: context-parallel degree.
         ep: expert-parallel degree.
-        zero_stage: replicas shard the optimizer state from 1 on, gradients from 2 on, weights at 3.
+        zero_stage: replicas shard the optimizer state from 1 on, gradients from 2 on, weights at 3. None means 1, or
+            the highest stage of a `framework` that does not run 1.
         dp_replicate: number of groups of replicas that each hold all shards (hybrid sharding, HSDP).
         micro_batch_size: sequences of a micro-batch on one replica.
         recompute: activations that backward passes recompute: `none`, attention scores (`selective`), elementwise
@@ -259,6 +276,8 @@ def estimate_llm(
             `layernorm`, `mla_up_proj`, `mlp`, `moe`, `moe_act` or `shared_experts`.
         sequence_parallel: whether tensor-parallel GPUs also divide norms, dropout and residual additions; None means
             yes if `tp` is above 1.
+        tp_comm_overlap: whether GEMMs overlap the communication of sequence parallelism; None means as much as in the
+            software stack.
         precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
         flash_attention: whether attention is one kernel, which saves no scores.
         fused_elementwise: whether elementwise operations are fused.
@@ -268,19 +287,29 @@ def estimate_llm(
         flatten_gradients: whether the optimizer step copies 16-bit gradients into one flat tensor, as DeepSpeed does.
         dtensor: whether DTensor shards matrices and FSDP2 shards replicas, as in torchtitan.
         grad_reduce_in_bf16: whether gradients are accumulated and reduced in 16 bits.
-        adam_moments_in_bf16: whether Adam's moments are stored in 16 bits (Megatron-LM's precision-aware optimizer).
+        adam_moments_in_bf16: whether both of Adam's moments are stored in bf16, instead of `exp_avg_dtype` and
+            `exp_avg_sq_dtype`.
+        exp_avg_dtype: number format of Adam's first moment: `fp32`, `fp16`, `bf16` or `fp8`.
+        exp_avg_sq_dtype: number format of Adam's second moment, like `exp_avg_dtype`.
+        main_params_dtype: number format of the optimizer's copy of the weights: `fp32`, `fp16` or `bf16`; or `none` if
+            it updates 16-bit weights themselves.
         cpu_offload_num_layers: number of layers whose activations wait in CPU memory for the backward pass.
+        cuda_graph_impl: CUDA graphs that replay kernel launches: `none`, of layers (`local`, `transformer_engine`), or
+            of all passes of a step (`full_iteration`).
+        cuda_graph_modules: parts of each layer in its graph: `attn`, `mlp`, `moe_router` or `moe_preprocess`; none of
+            them means the whole layer.
         devices: number of GPUs to use, the first of the cluster; None means all. The data-parallel degree follows.
         framework: framework that trains the model, which implies a software stack on the cluster's device: `megatron`,
-            `megatron-bridge`, `nemo`, `torchtitan` or `deepspeed`.
+            `megatron-bridge`, `nemo`, `torchtitan` or `deepspeed`. Configurations that `megatron`, `torchtitan` or
+            `deepspeed` do not run are refused, as in `hpgo.plan_llm`, and their fixed kernel options are used.
         stack: software stack, by its name or its file; None means the one that `framework` implies.
         platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
             (`hpgo.llm.platform.read_platform`). None uses the published ones.
 
     A configuration that does not fit in memory is estimated, too: see `LlmEstimate.fits`.
 
-    Raises ArgumentError for degrees that do not divide, with the nearest accepted values; ClusterError for nodes that
-    differ, and for devices of unknown rates.
+    Raises ArgumentError for degrees that do not divide, with the nearest accepted values, and for what `framework` does
+    not run; ClusterError for nodes that differ, and for devices of unknown rates.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.preset("h100:8")
@@ -290,19 +319,28 @@ def estimate_llm(
     """
     asked: dict[str, Any] = {
         "tp": tp, "pp": pp, "vpp": vpp, "first_rank_layers": first_rank_layers, "last_rank_layers": last_rank_layers,
+        "pipeline_layout": pipeline_layout, "tp_comm_overlap": tp_comm_overlap,
         "pp_schedule": pp_schedule, "cp": cp, "ep": ep,
-        "zero_stage": check_int("zero_stage", zero_stage, least=0, most=3),
+        "zero_stage": 1 if zero_stage is None else check_int("zero_stage", zero_stage, minimum=0, maximum=MAX_ZERO),
         "dp_replicate": dp_replicate, "micro_batch_size": micro_batch_size,
         "recompute": recompute, "recompute_num_layers": recompute_num_layers, "recompute_every": recompute_every,
         "precision": precision, "flash_attention": flash_attention, "fused_elementwise": fused_elementwise,
         "overlap_dp_comm": overlap_dp_comm, "fused_cross_entropy": fused_cross_entropy, "fused_adam": fused_adam,
         "flatten_gradients": flatten_gradients, "dtensor": dtensor, "grad_reduce_in_bf16": grad_reduce_in_bf16,
         "adam_moments_in_bf16": adam_moments_in_bf16,
+        "exp_avg_dtype": choice("exp_avg_dtype", exp_avg_dtype, get_args(StateDtype)),
+        "exp_avg_sq_dtype": choice("exp_avg_sq_dtype", exp_avg_sq_dtype, get_args(StateDtype)),
+        "main_params_dtype": choice("main_params_dtype", main_params_dtype, get_args(MainParamsDtype)),
         "recompute_modules": tuple(
             choice("recomputed module", one, get_args(RecomputedModule))
             for one in check_list("recompute_modules", recompute_modules)
         ),
-        "cpu_offload_num_layers": check_int("cpu_offload_num_layers", cpu_offload_num_layers, least=0),
+        "cpu_offload_num_layers": check_int("cpu_offload_num_layers", cpu_offload_num_layers, minimum=0),
+        "cuda_graph_impl": choice("cuda_graph_impl", cuda_graph_impl, get_args(CudaGraphImpl)),
+        "cuda_graph_modules": tuple(
+            choice("graphed module", one, get_args(CudaGraphModule))
+            for one in check_list("cuda_graph_modules", cuda_graph_modules)
+        ),
     }  # fmt: skip
     model = transformer_of(transformer)
     cluster = cluster_of(cluster)
@@ -315,16 +353,34 @@ def estimate_llm(
     choice("precision", precision, get_args(Precision))
     for name in FLAGS:
         check_flag(name, asked[name])
-    if sequence_parallel is not None:
-        check_flag("sequence_parallel", sequence_parallel)
+    if asked.pop("adam_moments_in_bf16"):
+        for name in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+            if asked[name] not in {"fp32", "bf16"}:
+                raise ArgumentError(
+                    f"adam_moments_in_bf16 is on, but {name} is {asked[name]}",
+                    "leave adam_moments_in_bf16 out",
+                    code="conflict",
+                )
+            asked[name] = "bf16"
+    for name, flag in (("sequence_parallel", sequence_parallel), ("tp_comm_overlap", tp_comm_overlap)):
+        if flag is not None:
+            check_flag(name, flag)
     max_gpus = cluster.devices
     if devices is not None:
         cluster = cluster.first(devices)
     asked |= {name: check_int(name, asked[name]) for name in COUNTS if asked[name] is not None}
+    if pipeline_layout is not None:
+        asked["pipeline_layout"] = layout_of(pipeline_layout, model.further_tokens)
+        stages = len(parse_layout(asked["pipeline_layout"]).counts)
+        if asked["vpp"] == 1 and stages % asked["pp"] == 0:
+            asked["vpp"] = stages // asked["pp"]
     asked["sequence_parallel"] = asked["tp"] > 1 if sequence_parallel is None else sequence_parallel
     try:
-        found = stack_on(stack, cluster, framework, platform)
-        return estimate_on(model, cluster, ParallelismConfig(**asked), found, platform, **batch)
+        found, config = stack_on(stack, cluster, framework, platform), ParallelismConfig(**asked)
+        check_is("framework", framework, str, "name one, such as `megatron`", or_none=True)
+        if framework is not None and is_framework(framework):
+            config = _run_by(framework, config, model, gpus=cluster.devices, is_zero_open=zero_stage is None, **batch)
+        return estimate_on(model, cluster, config, found, platform, **batch)
     except DegreeError as error:
         # Finding degrees that are accepted means trying many configurations, so it is done only once this one failed.
         from hpgo.llm.suggestions import with_accepted
@@ -336,6 +392,39 @@ def estimate_llm(
             raise error from None
         degrees = {name: asked[name] for name in DEGREES}
         raise with_accepted(error, model, base, degrees, gpus=cluster.devices, max_gpus=max_gpus, **batch) from None
+
+
+def _run_by(
+    framework: str, config: ParallelismConfig, model: Transformer, *,
+    gpus: int, global_batch_size: int, seq_length: int, is_zero_open: bool,
+) -> ParallelismConfig:  # fmt: skip
+    """Return a configuration with the kernel options of a framework. Raise ArgumentError if it does not run it."""
+    row, rules = framework_support(framework)
+    if lack := rules.lacking(model):
+        raise ArgumentError(f"{row.title} {lack.why}", lack.hint, code="unsupported")
+    check_degrees(model, config, seq_length=seq_length)
+    found = replace(
+        rules.as_run(replace(config, dp=data_degree(config, gpus))),
+        dtensor=config.dtensor or rules.dtensor,
+        flatten_gradients=config.flatten_gradients or rules.flatten_gradients,
+    )
+    check_batch(found, global_batch_size)
+    experts = bool(model.experts)
+    micro_batches = found.micro_batches(global_batch_size)
+    stages = rules.zero_stages_of(found, micro_batches=micro_batches, experts=experts)
+    # With a single replica nothing is sharded, so all stages are equal to 0.
+    if (is_zero_open and config.zero_stage not in stages) or stages == (0,):
+        found = replace(found, zero_stage=stages[-1])
+    # torchtitan's default. The search and the exports leave it out, but the framework runs it.
+    is_own = row.name == "torchtitan" and found.recompute == "selective_op"
+    checked = replace(found, recompute="none") if is_own else found
+    if why := rules.broken(checked, micro_batches=micro_batches, experts=experts, tied=model.tied):
+        raise ArgumentError(
+            f"{row.title} {why}",
+            "change the configuration, or estimate it without a framework",
+            code="unsupported",
+        )
+    return replace(found, dp=config.dp)
 
 
 def estimate_on(
@@ -364,14 +453,18 @@ def stack_on(
     """
     if not isinstance(platform, Platform):
         return stack_of(stack, cluster, framework)
-    found = Stack.named(platform.stack) if stack is None else stack_of(stack, cluster)
-    if found.name != platform.stack:
+    found = platform.software_stack if stack is None else stack_of(stack, cluster)
+    if found != platform.software_stack:
         raise ArgumentError(
-            f"the stack is `{found.name}`, but the platform's steps ran on `{platform.stack}`",
+            f"the stack is {_described(found, platform)}, but the platform's steps ran on `{platform.stack}`",
             "leave the stack out, or calibrate with steps of that stack",
             code="mismatch",
         )
     return found
+
+
+def _described(stack: Stack, platform: Platform) -> str:
+    return f"`{stack.name}`" + (" with other values" if stack.name == platform.stack else "")
 
 
 def on_platform(cluster: Cluster, platform: Platform | DeviceRecord | None) -> Cluster:
@@ -398,6 +491,7 @@ def constants_of(
             code="mismatch",
         )
     if isinstance(platform, Platform):
+        check_rates(platform, cluster)
         return platform.constants_on(cluster, "" if model is None else model.name)
     # The node's own attention was measured. A stack's factor, relative to a preset's rate, would count it twice.
     return replace(stack, attention=1.0).constants(platform.constants_on(cluster))
@@ -514,7 +608,7 @@ def simulated_step_s(stages: PipelineStages) -> float:
     busy_s, latency_s = stages.transfer
     splits = config.splits_backward
     timeline = simulate(
-        orders_of(config, stages.micro_batches),
+        schedule_of(config, stages.micro_batches),
         forward_s=[one.forward_s for one in rows],
         backward_s=[one.backward_s for one in rows],
         input_gradient_s=[one.backward_s - one.weight_grad_s for one in rows] if splits else None,
@@ -527,16 +621,16 @@ def simulated_step_s(stages: PipelineStages) -> float:
     return timeline.makespan_s
 
 
-def orders_of(config: ParallelismConfig, micro_batches: int) -> Schedule:
+def schedule_of(config: ParallelismConfig, micro_batches: int) -> Schedule:
     """Return the schedule of a configuration's pipeline.
 
-    >>> orders_of(ParallelismConfig(pp=2, vpp=2, pp_schedule="zb_v"), 1).orders
+    >>> schedule_of(ParallelismConfig(pp=2, vpp=2, pp_schedule="zb_v"), 1).action_lists
     [['0F0', '3F0', '3I0', '3W0', '0I0', '0W0'], ['1F0', '2F0', '2I0', '2W0', '1I0', '1W0']]
     """
     if config.pp_schedule == "zb_v" or config.vpp == 1:
         return build(config.pp_schedule, ranks=config.pp, micro_batches=micro_batches)
     name: ScheduleName = "interleaved_zb" if config.splits_backward else "interleaved"
-    return build(name, ranks=config.pp, micro_batches=micro_batches, chunks=config.vpp)
+    return build(name, ranks=config.pp, micro_batches=micro_batches, virtual_stages_per_rank=config.vpp)
 
 
 def _seconds(stages: PipelineStages, rank: int, step_s: float) -> tuple[tuple[str, float], ...]:
@@ -596,13 +690,13 @@ def _moments(config: ParallelismConfig, rank: int, micro_batches: int) -> tuple[
 @lru_cache(maxsize=4096)
 def _counted(schedule: PipelineSchedule, pp: int, vpp: int, micro_batches: int) -> tuple[tuple[Moment, ...], ...]:
     config = ParallelismConfig(pp=pp, vpp=vpp, pp_schedule=schedule)
-    orders = orders_of(config, micro_batches)
+    built = schedule_of(config, micro_batches)
     found = []
-    for rank, (start, stop) in enumerate(pairwise(orders.rank_starts)):
+    for rank, (start, stop) in enumerate(pairwise(built.rank_starts)):
         held = dict.fromkeys(config.stages_of(rank), 0)
         waiting = dict(held)
         seen: dict[Moment, None] = {(tuple(held.values()), tuple(held.values())): None}
-        for kind, stage, *_ in orders.actions[start:stop].tolist():
+        for kind, stage, *_ in built.actions[start:stop].tolist():
             held[stage] += KINDS[kind] == "F"
             waiting[stage] += KINDS[kind] == "I"
             seen[tuple(held.values()), tuple(waiting.values())] = None

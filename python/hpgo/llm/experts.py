@@ -122,7 +122,7 @@ def _all_to_all_s(context: LayerContext) -> float:
     inside = each * model.experts_per_token * (config.ep - 1) / config.ep
     moved_s = inside / (gpus.inside.collective_bytes_per_s * constants.nvlink_efficiency)
     latency_s = gpus.inside.latency_s
-    nodes = -(-config.ep // gpus.machine)
+    nodes = -(-config.ep // gpus.gpus_per_node)
     if nodes > 1:
         # Both legs of a token's route run at the same time for different tokens, so the slower one decides.
         met = _nodes_met(model.expert_groups, model.groups_per_token, model.experts_per_token, nodes)

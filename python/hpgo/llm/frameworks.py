@@ -12,7 +12,8 @@ from hpgo.base.messages import join_words, pluralize, shorten
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 from hpgo.llm.arithmetic import TABLES, ArithmeticSettings, stated
-from hpgo.llm.parallelism import MOST_ZERO, ParallelismConfig, PipelineSchedule, Precision, Recompute
+from hpgo.llm.parallelism import MAX_ZERO, CudaGraphImpl, ParallelismConfig, PipelineSchedule, Precision, Recompute
+from hpgo.llm.pipeline_layout import parse_layout
 from hpgo.programs.frameworks import NAMES, TABLE, Framework, row_of
 
 if TYPE_CHECKING:
@@ -50,8 +51,14 @@ class FrameworkSupport(Record):
     zero_stages_with_pp: tuple[int, ...]
     """ZeRO stages beside a pipeline."""
     precisions: tuple[Precision, ...]
+    hybrid_stages: tuple[int, ...] = ()
+    """ZeRO stages that may shard inside groups of replicas (hybrid sharding)."""
     tp: bool = True
     """Whether tensor parallelism is supported."""
+    tp_comm_overlap: bool = True
+    """Whether GEMMs may overlap the communication of tensor parallelism."""
+    overlap_needs_compiler: bool = False
+    """Whether that needs compiled layers."""
     cp: bool = True
     """Whether context parallelism is supported."""
     ep: bool = False
@@ -60,6 +67,8 @@ class FrameworkSupport(Record):
     """Whether virtual stages (interleaving) are supported."""
     uneven_ends: bool = False
     """Whether the first and the last pipeline rank may have other numbers of layers than the ranks in the middle."""
+    empty_stages: bool = False
+    """Whether a layout may have stages without layers."""
     pp_schedules: tuple[PipelineSchedule, ...] = ("1f1b",)
     """Pipeline schedules that are supported."""
     recompute: tuple[Recompute, ...] = ("none", "full")
@@ -68,8 +77,9 @@ class FrameworkSupport(Record):
     """Whether only some layers of each stage may be recomputed."""
     recompute_modules: bool = False
     """Whether parts of layers may be recomputed."""
-    adam_moments_in_bf16: bool = False
-    """Whether Adam's moments may be stored in bf16."""
+    narrow_state: Literal["none", "moments", "copy", "all"] = "none"
+    """Optimizer state that may be in fewer than 32 bits: none; moments and an fp16 copy of the weights, each with ZeRO;
+    moments with a bf16 copy and bf16 gradients, with ZeRO; or moments only without a copy, in bf16."""
     grad_reduce_in_bf16: bool = False
     """Whether gradients may be accumulated in 16 bits."""
     flatten_gradients: bool = False
@@ -91,6 +101,10 @@ class FrameworkSupport(Record):
     """Whether multi-token prediction is supported."""
     cpu_offload: bool = False
     """Whether activations may wait in CPU memory."""
+    cuda_graphs: tuple[CudaGraphImpl, ...] = ("none",)
+    """Kinds of CUDA graphs that are supported."""
+    cuda_graphs_piped: bool = False
+    """Whether CUDA graphs are supported with a pipeline."""
     overlaps_piped: bool = True
     """Whether gradients are reduced during backward passes of a pipeline."""
     sums_each_pass: bool = False
@@ -160,6 +174,11 @@ class FrameworkSupport(Record):
         """
         if why := self.broken_degrees(config, tied=tied):
             return why
+        if experts and config.expert_dp_size % config.dp_replicate:
+            return (
+                f"shards experts in as many groups as other weights, but {config.expert_dp_size} replicas of an expert"
+                f" are no {config.dp_replicate} equal groups"
+            )
         if config.zero_stage in self.zero_stages_of(config, micro_batches=micro_batches, experts=experts):
             return None
         # The stage would be accepted with a single micro-batch, so the repeated reduction is the reason.
@@ -180,10 +199,17 @@ class FrameworkSupport(Record):
             (config.pp > 1 and tied and not self.ties_piped,
              f"does not support a pipeline for models with tied embeddings, but pp is {config.pp}"),
             (config.tp > 1 and not self.tp, f"does not support tensor parallelism here, but tp is {config.tp}"),
+            (config.tp_comm_overlap and not self.tp_comm_overlap,
+             "does not overlap the communication of tensor parallelism here, but tp_comm_overlap is on"),
+            (config.tp_comm_overlap and self.overlap_needs_compiler and not config.fused_elementwise,
+             "overlaps the communication of tensor parallelism in compiled layers only, but fused_elementwise is off"),
             (config.cp > 1 and not self.cp, f"does not support context parallelism here, but cp is {config.cp}"),
             (config.cp > 1 and not config.flash_attention and self.context_needs_flash,
              f"supports context parallelism only with flash attention, but cp is {config.cp} without it"),
             (config.ep > 1 and not self.ep, f"does not support expert parallelism here, but ep is {config.ep}"),
+            (config.dp_replicate > 1 and config.zero_stage not in self.hybrid_stages,
+             (f"shards in groups of replicas with ZeRO stage {join_words(self.hybrid_stages, 'or') or 'none'}, but"
+              f" dp_replicate is {config.dp_replicate} with ZeRO stage {config.zero_stage}")),
             (config.vpp > 1 and not self.vpp, f"supports one stage per pipeline rank, but vpp is {config.vpp}"),
             (schedule not in self.pp_schedules,
              f"supports pipeline schedule {join_words(self.pp_schedules, 'or')}, not {schedule}"),
@@ -195,22 +221,50 @@ class FrameworkSupport(Record):
               " model does not cover")),
             (config.ends != (None, None) and not self.uneven_ends,
              f"needs the same number of layers on each rank, not {pipeline}"),
+            (config.pipeline_layout and not self.empty_stages and 0 in parse_layout(config.pipeline_layout).counts,
+             f"needs a layer on each stage, not {pipeline}"),
             (config.recompute not in self.recompute,
              f"supports recompute {join_words(self.recompute, 'or')}, not {config.recompute}"),
             (config.recompute_num_layers is not None and not self.recompute_num_layers,
              f"recomputes all layers or none, not {config.recompute_num_layers} of each stage"),
             (config.recompute_modules and not self.recompute_modules,
              f"does not recompute parts of layers, but recompute_modules is {', '.join(config.recompute_modules)}"),
-            (config.adam_moments_in_bf16 and not (self.adam_moments_in_bf16 and config.zero_stage),
-             f"stores Adam's moments in 32 bits{' without ZeRO' if self.adam_moments_in_bf16 else ''}, not in 16"),
+            (config.has_narrow_state and not self._runs_state(config), self._known_state(config)),
             (config.grad_reduce_in_bf16 and not self.grad_reduce_in_bf16,
              "accumulates gradients in 32 bits here, not in 16"),
             (config.cpu_offload_num_layers and not self.cpu_offload,
              f"does not support offloading here, but the activations of {offloaded} are to be in CPU memory"),
+            (config.cuda_graph_impl not in self.cuda_graphs,
+             f"supports CUDA graphs {join_words(self.cuda_graphs, 'or')} here, not {config.cuda_graph_impl}"),
+            (config.cuda_graph_impl != "none" and config.pp > 1 and not self.cuda_graphs_piped,
+             f"does not support CUDA graphs with a pipeline, but pp is {config.pp}"),
             (config.precision not in self.precisions,
              f"supports precision {join_words(self.precisions, 'or')} here, not {config.precision}"),
         )  # fmt: skip
         return next((why for is_broken, why in rules if is_broken), None)
+
+    def _runs_state(self, config: ParallelismConfig) -> bool:
+        """Return whether the framework can store the optimizer state in the formats of `config`."""
+        copy = config.main_params_dtype
+        if self.narrow_state == "moments":
+            return copy in {"fp32", "fp16"} and config.zero_stage > 0
+        if self.narrow_state == "copy":
+            return (
+                copy == "bf16" and config.adam_moments_in_bf16 and config.grad_reduce_in_bf16 and config.zero_stage > 0
+            )
+        return self.narrow_state == "all" and copy == "none" and config.adam_moments_in_bf16
+
+    def _known_state(self, config: ParallelismConfig) -> str:
+        state = f"exp_avg_dtype {config.exp_avg_dtype}, exp_avg_sq_dtype {config.exp_avg_sq_dtype} and"
+        known = {
+            "none": "in 32 bits",
+            "moments": "with ZeRO and main_params_dtype fp32 or fp16",
+            "copy": "in 32 bits, or with ZeRO all in bf16 with grad_reduce_in_bf16",
+            "all": "in 32 bits, or all in bf16 with main_params_dtype none",
+        }[self.narrow_state]
+        return f"stores the optimizer state {known}, not {state} main_params_dtype {config.main_params_dtype}" + (
+            "" if config.zero_stage else " without ZeRO"
+        )
 
     def zero_stages_of(
         self, config: ParallelismConfig, *, micro_batches: int, experts: bool = False
@@ -228,7 +282,7 @@ class FrameworkSupport(Record):
         widens = self.widens_by_zero and config.precision == "bf16" and not config.grad_reduce_in_bf16
         once = config.pp > 1 or micro_batches == 1 or not self.sums_each_pass
         stages = self.zero_stages_with_pp if config.pp > 1 else self.zero_stages
-        return tuple(stage for stage in stages if (stage or not widens) and (once or stage == MOST_ZERO))
+        return tuple(stage for stage in stages if (stage or not widens) and (once or stage == MAX_ZERO))
 
     def as_run(self, config: ParallelismConfig) -> ParallelismConfig:
         """Return `config` with the overlap and the fused operations that the framework can run.
@@ -248,15 +302,19 @@ MEGATRON = FrameworkSupport(
     zero_stages=(0, 1),
     zero_stages_with_pp=(0, 1),
     precisions=("bf16", "fp16", "fp8", "fp4"),
+    hybrid_stages=(1,),
     ep=True,
     uneven_ends=True,
+    empty_stages=True,
     recompute=("none", "selective", "full"),
     recompute_num_layers=True,
     recompute_modules=True,
-    adam_moments_in_bf16=True,
+    narrow_state="moments",
     grad_reduce_in_bf16=True,
     further_tokens=True,
     cpu_offload=True,
+    cuda_graphs=("none", "local", "transformer_engine", "full_iteration"),
+    cuda_graphs_piped=True,
     shape="megatron",
     context_needs_flash=True,
 )
@@ -269,29 +327,36 @@ TORCHTITAN = FrameworkSupport(
     zero_stages=(2, 3),
     zero_stages_with_pp=(2,),
     precisions=("bf16",),
+    hybrid_stages=(2, 3),
+    overlap_needs_compiler=True,
     pp_schedules=("1f1b", "interleaved_zb", "zb_v"),
     dtensor=True,
     overlaps_piped=False,
     sums_each_pass=True,
     shape="llama",
     ties_piped=False,
+    narrow_state="all",
+    cuda_graphs=("none", "full_iteration"),
 )
 """torchtitan 0.3. Replicas use FSDP: weights stay gathered from the forward to the backward pass (ZeRO stage 2), or are
 gathered in each pass (3); with a pipeline they stay gathered for the step. It refuses to compile layers with split
 backward passes. DualPipeV is left out: torchtitan runs the two passes of its pairs one after the other, so its
 additional memory gains nothing. Llama and Qwen3 tie embeddings only without a pipeline
 (`Decoder.Config.update_from_config`, 0.3.0)."""
-TORCHTITAN_02 = replace(TORCHTITAN, ties=False)
+TORCHTITAN_02 = replace(TORCHTITAN, ties=False, cuda_graphs=("none",))
 """torchtitan 0.2, which ties the embeddings of Qwen3 only, and selects that model by name."""
 DEEPSPEED = FrameworkSupport(
     zero_stages=(0, 1, 2, 3),
     zero_stages_with_pp=(0, 1),
     precisions=("bf16", "fp16"),
+    hybrid_stages=(3,),
     tp=False,
+    tp_comm_overlap=False,
     cp=False,
     vpp=False,
     flatten_gradients=True,
     grad_reduce_in_bf16=True,
+    narrow_state="copy",
     widens_by_zero=True,
     overlaps_piped=False,
 )
@@ -305,6 +370,15 @@ SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
     ("deepspeed", "0.19"): DEEPSPEED,
 }
 """Supported configurations by the name and version of `hpgo.programs.frameworks`."""
+
+
+def is_framework(name: str) -> bool:
+    """Return whether `framework_support` knows a name. Others may still imply a software stack.
+
+    >>> is_framework("torchtitan@0.3"), is_framework("nemo")
+    (True, False)
+    """
+    return any(name.partition("@")[0] == known for known, _ in SUPPORT)
 
 
 def framework_support(name: str) -> tuple[Framework, FrameworkSupport]:

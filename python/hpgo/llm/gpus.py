@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hpgo.base.messages import shorten
 from hpgo.errors import ClusterError
 from hpgo.hardware.rates import rates_of
+from hpgo.llm.validated_features import family
 
 if TYPE_CHECKING:
     from hpgo.hardware.cluster import Cluster, Link
@@ -20,6 +21,7 @@ USUAL_REACHED = 0.76
 """Share of the peak rate that large GEMMs reach on devices without a measurement: the mean of measured devices."""
 _RATED_TOKENS = 8192
 """Tokens of a sequence at which the rate of fused attention is stated."""
+_BLACKWELL = {"B200", "B300", "GB200", "GB300"}
 USUAL_ATTENTION = 0.5
 """Share of the peak rate that fused attention reaches on devices without a measurement."""
 
@@ -62,7 +64,7 @@ class Gpus:
     """Memory of one GPU."""
     count: int
     """Number of GPUs in the cluster."""
-    machine: int
+    gpus_per_node: int
     """Number of GPUs in a node."""
     inside: Link
     """Link between two GPUs of a node."""
@@ -76,6 +78,9 @@ class Gpus:
     """Rate between a GPU and CPU memory."""
     attention_ramp_tokens: float = 0.0
     """Tokens by which fused attention's rate rises (`hpgo.hardware.rates.Rates`)."""
+    hides_tp: bool = True
+    """Whether GEMMs that overlap the communication of tensor parallelism hide a part of it. On Blackwell, published
+    steps with this overlap fit best if they hide none."""
 
     def attention_share(self, tokens: float) -> float:
         """Return the rate of fused attention over `tokens` of a sequence, relative to the rate over 8,192 tokens.
@@ -95,7 +100,7 @@ class Gpus:
 
         >>> from hpgo.hardware.cluster import Cluster
         >>> h100 = Gpus.of(Cluster.preset("h100:4"), "bf16")
-        >>> h100.count, h100.machine, h100.adapter_bytes_per_s
+        >>> h100.count, h100.gpus_per_node, h100.adapter_bytes_per_s
         (32, 8, 50000000000.0)
         """
         first, *others = cluster.nodes
@@ -144,33 +149,34 @@ class Gpus:
             memory_bytes_per_s=rates.bytes_per_s * first.device.speed,
             memory_bytes=first.device.memory_bytes,
             count=cluster.devices,
-            machine=first.count,
+            gpus_per_node=first.count,
             inside=cluster.intra,
             adapter_bytes_per_s=cluster.inter.collective_bytes_per_s / first.count,
             adapter_latency_s=cluster.inter.latency_s,
             processors=rates.processors,
             host_bytes_per_s=rates.host_bytes_per_s,
             attention_ramp_tokens=rates.attention_ramp_tokens,
+            hides_tp=family(device.name) not in _BLACKWELL,
         )
 
     def ring(self, ranks: int, stride: int) -> Ring:
         """Return the ring of `ranks` GPUs whose numbers are `stride` apart."""
         # Ranks fill one node after the other, so a node holds every `stride`-th of its GPUs, and at least one.
-        together = max(1, min(ranks, self.machine // stride))
+        together = max(1, min(ranks, self.gpus_per_node // stride))
         latency_s = self.inside.latency_s * (together - 1)
         # Where GPUs have a link to each peer (xGMI), a few of them reach only the links among them.
         rate = min(self.inside.collective_bytes_per_s, max(1, together - 1) * self.inside.bytes_per_s)
-        machines = -(-ranks // together)
-        if machines > 1:
+        nodes = -(-ranks // together)
+        if nodes > 1:
             # Each GPU has its own NIC. NCCL builds one ring through each NIC, so a node uses all of them at once.
             rate = min(rate, together * self.adapter_bytes_per_s)
             # NCCL sends small messages through trees, so latency grows with the logarithm of the number of nodes. For
             # large messages the rate decides, and a ring is no slower.
-            latency_s += self.adapter_latency_s * (machines - 1).bit_length()
-        # A ring sends each message from rank to rank. On each of its machines all links but one stay inside.
-        between = machines if machines > 1 else 0
+            latency_s += self.adapter_latency_s * (nodes - 1).bit_length()
+        # A ring sends each message from rank to rank. On each of its nodes all links but one stay inside.
+        between = nodes if nodes > 1 else 0
         ring_s = self.inside.latency_s * max(0, ranks - max(1, between)) + self.adapter_latency_s * between
-        return Ring(ranks, rate, latency_s, machines, ring_s)
+        return Ring(ranks, rate, latency_s, nodes, ring_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +188,7 @@ class Ring:
     """Rate of the slowest link of the ring, before efficiencies."""
     latency_s: float
     """Latency of one pass of a collective that may use trees between nodes."""
-    machines: int
+    nodes: int
     """Number of nodes that hold GPUs of the ring."""
     ring_latency_s: float = 0.0
     """Latency of one pass from rank to rank, as all-gathers and reduce-scatters take it."""
@@ -190,4 +196,4 @@ class Ring:
     @property
     def across(self) -> bool:
         """Whether the ring spans several nodes."""
-        return self.machines > 1
+        return self.nodes > 1

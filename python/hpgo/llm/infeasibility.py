@@ -22,28 +22,28 @@ _MAX_MULTIPLE = 64
 
 
 def nothing_fits(
-    least: PipelineStages, cluster: Cluster, space: SearchSpace, global_batch_size: int, *, headroom_bytes: float
+    minimum: PipelineStages, cluster: Cluster, space: SearchSpace, global_batch_size: int, *, reserved_bytes: float
 ) -> InfeasibleError:
-    """Return the error for a search whose smallest configuration, `least`, needs more memory than a GPU has.
+    """Return the error for a search whose smallest configuration, `minimum`, needs more memory than a GPU has.
 
     The hint is the first change that helps: less reserved memory, one fixed or excluded name left open, or more nodes.
     """
-    needed_bytes, capacity_bytes = max_memory_bytes(least), least.context.gpus.memory_bytes
-    limit_bytes = capacity_bytes - headroom_bytes
-    reserved = f", {format_bytes(headroom_bytes)} of them reserved" if headroom_bytes else ""
+    needed_bytes, capacity_bytes = max_memory_bytes(minimum), minimum.context.gpus.memory_bytes
+    limit_bytes = capacity_bytes - reserved_bytes
+    reserved = f", {format_bytes(reserved_bytes)} of them reserved" if reserved_bytes else ""
     message = (
-        f"no configuration fits in memory: the smallest ({least.context.config.named()}) needs"
+        f"no configuration fits in memory: the smallest ({minimum.context.config.named()}) needs"
         f" {format_bytes(needed_bytes)} per GPU, but a GPU has {format_bytes(capacity_bytes)}{reserved}:"
         f" {format_bytes(needed_bytes - limit_bytes)} too little"
     )
 
     def fits(within: SearchSpace, on: Cluster | None) -> bool:
-        rules, precision = within.rules, least.context.config.precision
+        rules, precision = within.rules, minimum.context.config.precision
         config = ParallelismConfig(
             precision=precision, flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor
         )
-        gpus = least.context.gpus if on is None else Gpus.of(on, precision)
-        context = replace(least.context, gpus=gpus, config=config)
+        gpus = minimum.context.gpus if on is None else Gpus.of(on, precision)
+        context = replace(minimum.context, gpus=gpus, config=config)
         # Larger micro-batches never need less memory, so trying the smallest ones decides.
         one = leanest(config_groups(context, global_batch_size, _smallest(within)))
         return one is not None and max_memory_bytes(one) <= limit_bytes

@@ -17,7 +17,7 @@ HOP_S = 3.4e-6
 """Seconds of one hop of a ring inside a node, which the cost model counts apart: NCCL's cost model, NVLink."""
 
 
-_MOST_SHARE = 10.0
+_MAX_SHARE = 10.0
 """Share of the best rate above which a fitted line does not describe GEMMs. Not tuned."""
 
 
@@ -43,7 +43,7 @@ def fit_gemms(gemms: Sequence[GemmTime], best: float, processors: int) -> tuple[
     work, each = (tuple(column) for column in zip(*rows, strict=True))
     slope, overhead_s = _line(work, each)
     # Beside other load, larger GEMMs may take hardly longer than smaller ones. Their times then tell no overhead.
-    if overhead_s < 0 or slope < 1 / _MOST_SHARE:
+    if overhead_s < 0 or slope < 1 / _MAX_SHARE:
         overhead_s, slope = 0.0, sum(work) / sum(one * one for one in work)
     return 1 / slope, overhead_s
 

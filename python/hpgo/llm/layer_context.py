@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hpgo.llm.amounts import maximum, minimum
-from hpgo.llm.parallelism import MOST_ZERO
+from hpgo.llm.parallelism import MAX_ZERO
 from hpgo.model.transformer import PLAIN
 
 if TYPE_CHECKING:
@@ -181,13 +181,21 @@ class LayerContext:
         They are in fp16, with `grad_reduce_in_bf16`, and with ZeRO stage 3 unless DTensor shards the replicas.
         """
         # torchtitan reduces in fp32 (`mixed_precision_reduce`), DeepSpeed and llm-foundry in the training format.
-        narrow = self.config.zero_stage == MOST_ZERO and not self.config.dtensor
+        narrow = self.config.zero_stage == MAX_ZERO and not self.config.dtensor
         return 2 if self.reduces_in_16_bits or narrow else 4
 
     @property
     def reduces_in_16_bits(self) -> bool:
         """Whether gradients are accumulated in 16 bits."""
         return self.config.grad_reduce_in_bf16 or self.config.precision == "fp16"
+
+    @property
+    def accumulates_in_16_bits(self) -> bool:
+        """Whether gradients are stored in 16 bits: if they are reduced so, or if the optimizer updates bf16 weights.
+
+        torchtitan's FSDP reduces in fp32 even then, and stores the result in the format of the weights.
+        """
+        return self.reduces_in_16_bits or self.config.main_params_dtype == "none"
 
     def gemm_s(self, rows: float, width: float, terms: float, *, wide: bool = False, count: float = 1) -> float:
         """Return the seconds of `count` equal GEMMs in one kernel, each with `rows` × `width` results of `terms` terms.
@@ -210,7 +218,7 @@ class LayerContext:
         Between two nodes NCCL uses trees, in which each node sends all bytes only once (Sanders et al., 2009).
         """
         around_s = 2 * self.all_gather_s(ring, whole_bytes)
-        if ring.machines != 2:
+        if ring.nodes != 2:
             return around_s
         # Replace the ring's transfer time, but keep its latencies. The tree's bytes between the nodes and the bytes
         # inside each node flow at the same time, so the slower of the two decides. It never takes longer than a ring,

@@ -35,7 +35,7 @@ class LayerSplit(NamedTuple):
     """Layers of each stage, round by round through the ranks."""
 
     @property
-    def most(self) -> int:
+    def maximum(self) -> int:
         """Layers of the largest stage."""
         return max(self.counts)
 
@@ -74,12 +74,12 @@ class LayerSplits:
     @cached_property
     def some(self) -> int:
         """Number of configurations that recompute some layers of each stage, but not all."""
-        return sum(one.most - 1 for one in self.found)
+        return sum(one.maximum - 1 for one in self.found)
 
     @cached_property
-    def most(self) -> Array:
+    def maximum(self) -> Array:
         """Layers of the largest stage, by split."""
-        return np.array([one.most for one in self.found], dtype=float)
+        return np.array([one.maximum for one in self.found], dtype=float)
 
     @cached_property
     def different(self) -> tuple[Kind, ...]:

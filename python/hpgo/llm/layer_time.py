@@ -11,9 +11,10 @@ from functools import cached_property
 from math import hypot
 from typing import TYPE_CHECKING, NamedTuple
 
+from hpgo.llm.cuda_graphs import launched_s
 from hpgo.llm.experts import NOTHING, PassTime, ep_all_to_all, expert_weights, experts, router
 from hpgo.llm.layer_context import NARROW, VALUE, pairs_seen
-from hpgo.llm.parallelism import MOST_ZERO
+from hpgo.llm.parallelism import MAX_ZERO
 from hpgo.llm.recompute import repeated_s
 
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
     from hpgo.llm.amounts import Amount
     from hpgo.llm.layer_context import LayerContext
+
+
+_OVERLAPPED = {False: 0.39, True: 0.46}
+"""Exposed share of the communication of sequence parallelism if GEMMs overlap it: of Transformer Engine's Userbuffers,
+and of torch.compile's pieces where DTensor shards matrices. They are the shares of the stacks `te-hopper` and
+`torchtitan-async-tp`, fitted to published steps on H100."""
 
 
 class Term(NamedTuple):
@@ -40,6 +47,19 @@ class LayerTime:
     backward_s: Mapping[str, float]
     weight_grad_s: float = 0.0
     """Part of the backward pass that computes gradients of weights."""
+
+    def times(self, count: int) -> LayerTime:
+        """Return the times of `count` equal layers.
+
+        >>> LayerTime({"linear": 1.0}, {"linear": 2.0}).times(2).total_s
+        6.0
+        """
+        if count == 1:
+            return self
+        forward_s, backward_s = (
+            {key: count * each_s for key, each_s in held.items()} for held in (self.forward_s, self.backward_s)
+        )
+        return LayerTime(forward_s, backward_s, count * self.weight_grad_s)
 
     @cached_property
     def total_forward_s(self) -> float:
@@ -155,11 +175,19 @@ def tp_comm(context: LayerContext) -> PassTime:
     halves = context.config.sequence_parallel
     if halves:
         # Stacks that cut both GEMM and transfer into pieces compute one piece while another is transferred.
-        once_s = 2 * context.constants.tp_exposed_fraction * context.all_gather_s(ring, moved)
+        once_s = 2 * _exposed_fraction(context) * context.all_gather_s(ring, moved)
     else:
         once_s = context.all_reduce_s(ring, moved)
     once_s *= context.constants.tp_time_factor
     return PassTime(2 * once_s, 2 * once_s)
+
+
+def _exposed_fraction(context: LayerContext) -> float:
+    """Return the share of the communication of sequence parallelism that GEMMs do not hide."""
+    known, overlaps = context.constants.tp_exposed_fraction, context.config.tp_comm_overlap
+    if overlaps is None or (overlaps and not context.gpus.hides_tp):
+        return known
+    return min(known, _OVERLAPPED[context.config.dtensor]) if overlaps else 1.0
 
 
 def _ring_steps(context: LayerContext) -> int:
@@ -220,10 +248,12 @@ def param_all_gather(context: LayerContext) -> PassTime:
     ):
         if count:
             gather_s += context.shard_gather_s(shards, count, VALUE)
-            reduce_s += context.shard_gather_s(shards, count, context.gradient_bytes)
+            inside_s = context.shard_gather_s(shards, count, context.gradient_bytes)
             # With hybrid sharding, each group has reduced its own samples only. An all-reduce sums the shards over the
-            # groups. For messages of this size NCCL's rings are as fast as its trees.
-            reduce_s += 2 * context.shard_gather_s(groups, count / shards.ranks, context.gradient_bytes)
+            # groups, while the next layer is reduced inside them (`foreach_reduce` of PyTorch's FSDP2). For messages of
+            # this size NCCL's rings are as fast as its trees.
+            over_s = 2 * context.shard_gather_s(groups, count / shards.ranks, context.gradient_bytes)
+            reduce_s += max(inside_s, over_s) if config.overlap_dp_comm else inside_s + over_s
     gather_s *= context.constants.gather_time_factor
     reduce_s *= context.constants.gather_time_factor
     passes = [term(context) for term in (linear, attention, elementwise, quantize, experts, router)]
@@ -249,9 +279,9 @@ def _exposed_s(moved_s: float, pass_s: float) -> float:
 def grad_accumulation(context: LayerContext) -> PassTime:
     """Return the time to add a micro-batch's 16-bit gradient to the accumulated one, after each backward pass."""
     # With ZeRO stage 3 each pass reduces its gradients, and the reduce-scatter adds them up.
-    if context.config.zero_stage == MOST_ZERO:
+    if context.config.zero_stage == MAX_ZERO:
         return NOTHING
-    each = 3 * VALUE if context.reduces_in_16_bits else context.constants.accumulation_bytes
+    each = 3 * VALUE if context.accumulates_in_16_bits else context.constants.accumulation_bytes
     added_s = context.moved_s(each * layer_weights(context)) * context.constants.accumulation_time_factor
     return PassTime(0.0, added_s, 0.0, weight_grad_s=added_s)
 
@@ -275,7 +305,9 @@ def embedding(context: LayerContext) -> PassTime:
 
 
 def mtp(context: LayerContext) -> PassTime:
-    """Return the time that a layer for multi-token prediction adds: to join the token's embedding, and for an LM head.
+    """Return the time that a layer for multi-token prediction adds: to embed the token, and to join the embedding.
+
+    Its LM head is on the last stage, with that of the next token.
 
     Source: Megatron-LM's `multi_token_prediction.py`, DeepSeek-V3 (arXiv 2412.19437).
     """
@@ -287,12 +319,12 @@ def mtp(context: LayerContext) -> PassTime:
     moved_s = context.moved_s((12 + 8) * tokens * h / context.between)
     comm_s = 2 * context.all_gather_s(context.tensor_ring, VALUE * tokens * h)
     joined_s = gemm_s + moved_s + comm_s
-    ends = embedding(context), lm_head(context)
+    token = embedding(context)
     return PassTime(
-        joined_s + sum(one.forward_s for one in ends),
-        2 * gemm_s + 1.5 * moved_s + comm_s + sum(one.backward_s for one in ends),
+        joined_s + token.forward_s,
+        2 * gemm_s + 1.5 * moved_s + comm_s + token.backward_s,
         joined_s,
-        weight_grad_s=gemm_s + sum(one.weight_grad_s for one in ends),
+        weight_grad_s=gemm_s + token.weight_grad_s,
     )
 
 
@@ -336,8 +368,7 @@ def layer_times(context: LayerContext) -> tuple[LayerTime, LayerTime]:
     passes = {key: term.time(context) for key, term in LAYER.items()}
     if context.kind.experts and constants.expert_time_factor != 1.0:
         passes = {key: one.scaled(constants.expert_time_factor) for key, one in passes.items()}
-    launch_s = constants.layer_launch_s + (4 * constants.collective_launch_s if config.tp > 1 else 0.0)
-    launch_s += constants.expert_launch_s if context.kind.experts else 0.0
+    launch_s = launched_s(context)
 
     def with_launches(seconds: dict[str, float], factor: float) -> dict[str, float]:
         # The CPU runs ahead of the GPU, so launches cost time only where they take longer than the work they start.

@@ -8,32 +8,47 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import check_is, number
+from hpgo.base.checks import check_is, check_list, number
 from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.files import as_path
-from hpgo.base.messages import printable
+from hpgo.base.messages import join_words, printable, safe_repr, shorten
 from hpgo.base.units import parse_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, HpgoError
 from hpgo.hardware.cluster import Cluster
-from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_llm
+from hpgo.hardware.presets import PRESETS
+from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_llm, estimate_on
+from hpgo.llm.plan import LlmPlan
 from hpgo.llm.run_logs import read_log
-from hpgo.llm.stack import Stack, stack_of
+from hpgo.llm.stack import Stack, check_custom_stack, stack_of, stacks
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
+from hpgo.model.transformer_presets import TRANSFORMERS
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Mapping
     from os import PathLike
 
+    from hpgo.llm.run_logs import RunLog
+
+JOB_PLAN, JOB_LOG = "llm-plan.json", "smoke.log"
+"""Names of the plan and of the smoke run's log in a job folder."""
+_PRINTED = ("tp", "cp", "ep", "pp", "micro_batch_size")
+"""Degrees that logs state, and that must be the plan's."""
 _MAX_RATIO = 10.0
 """Largest ratio of measured to predicted step time, or of predicted to measured, that can be a platform. A larger one
 means that the step was described wrongly. Not tuned."""
 _VERSION_KEY, _VERSION = "hpgo_steps", 1
-_FLAGS = ("sequence_parallel", *FLAGS)
+_FLAGS = ("sequence_parallel", "tp_comm_overlap", *FLAGS)
 _COUNTS = (*COUNTS, "devices")
 _FROM_NONE = ("zero_stage", "cpu_offload_num_layers")
-_WORDS = ("pp_schedule", "recompute", "precision")
-_LISTS = ("recompute_modules",)
+_WORDS = (
+    "pp_schedule", "recompute", "precision", "cuda_graph_impl", "exp_avg_dtype", "exp_avg_sq_dtype",
+    "main_params_dtype", "pipeline_layout",
+)  # fmt: skip
+_LISTS = ("recompute_modules", "cuda_graph_modules")
+_WITHOUT_TP_OVERLAP = {"te-hopper": "te-hopper-no-tp-overlap"}
+"""Stack of runs whose log states that TP communication is not overlapped, by the stack that it replaces."""
 _KEYS = " ".join(
     ("model", "cluster", "seconds", "log", "stack", "global_batch_size", "seq_length", "adapter_gbit_s", *_FLAGS,
      *_COUNTS, *_FROM_NONE, *_WORDS, *_LISTS)
@@ -52,10 +67,12 @@ class MeasuredStep(Record):
     """Measured step time in seconds."""
     source: str = ""
     """The log that `measured_s` was read from, with the number of its steps and their spread; empty if none."""
+    custom_stack: Stack | None = None
+    """The stack of `predicted` if it is a file of the user; None for a built-in stack."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        Stack.named(self.predicted.stack)
+        check_custom_stack(self.predicted.stack, self.custom_stack)
         number("a measured step", self.measured_s, above=0, hint="give its seconds")
         ratio = self.measured_s / self.predicted.step_s
         if not 1 / _MAX_RATIO < ratio < _MAX_RATIO:
@@ -70,6 +87,11 @@ class MeasuredStep(Record):
         """Name of the software stack of `predicted`."""
         return self.predicted.stack
 
+    @property
+    def software_stack(self) -> Stack:
+        """The software stack of `predicted`."""
+        return self.custom_stack or Stack.named(self.stack)
+
     @classmethod
     def of(
         cls,
@@ -77,10 +99,13 @@ class MeasuredStep(Record):
         cluster: Cluster,
         predicted: LlmEstimate,
         measured_s: float,
+        *,
+        stack: Stack | str | PathLike[str] | None = None,
     ) -> MeasuredStep:
         """Return the step of an estimate that took `measured_s`.
 
-        Raises ArgumentError if the estimate and the measurement differ more than tenfold.
+        `stack` is the stack of the estimate, which is needed if it is a file. Raises ArgumentError for another stack,
+        and if the estimate and the measurement differ more than tenfold.
 
         >>> import hpgo
         >>> cluster = hpgo.Cluster.preset("h100:1")
@@ -90,7 +115,11 @@ class MeasuredStep(Record):
         """
         check_is("the estimate", predicted, LlmEstimate, "make one with `hpgo.estimate_llm`")
         check_is("the cluster", cluster, Cluster, "give the cluster of the estimate")
-        return cls(transformer_of(transformer), cluster.first(predicted.gpus), predicted, measured_s)
+        found = None if stack is None else stack_of(stack, cluster)
+        return cls(
+            transformer_of(transformer), cluster.first(predicted.gpus), predicted, measured_s,
+            custom_stack=None if found is None or found.is_known else found,
+        )  # fmt: skip
 
     @classmethod
     def from_log(
@@ -99,37 +128,115 @@ class MeasuredStep(Record):
         transformer: Transformer | str | PathLike[str],
         cluster: Cluster,
         *,
-        stack: str | None = None,
+        stack: Stack | str | PathLike[str] | None = None,
         **given: Any,
     ) -> MeasuredStep:
         """Return the step of a run, from its log.
 
-        The time is the median after the first steps. The configuration is what Megatron-LM or torchtitan print there;
-        `given`, arguments of `hpgo.estimate_llm`, override it. Without `stack`, the framework implies it.
+        The time is the median after the first steps. The configuration is what Megatron-LM or torchtitan print there,
+        completed by `given`, arguments of `hpgo.estimate_llm`. Without `stack`, the framework implies it.
 
-        Raises ArgumentError for files without times, and if the batch, the sequence length or the micro-batch size is
-        neither given nor printed.
+        Raises ArgumentError for files without times or with two runs, for a model, `given` or a stack that contradict
+        the log, and if the batch, the sequence length or the micro-batch size is neither given nor printed.
         """
         check_is("the cluster", cluster, Cluster, "read or make one, such as `hpgo.Cluster.preset('h100:1')`")
-        log = read_log(path)
-        given = log.printed | {name: value for name, value in given.items() if value is not None}
+        model, log = transformer_of(transformer), read_log(path)
+        stated = {name: value for name, value in given.items() if value is not None}
+        _check_against(log, model, stated)
+        given = log.assumed | log.printed | stated
         for name in ("global_batch_size", "seq_length", "micro_batch_size"):
             if name not in given:
                 raise ArgumentError(f"{printable(log.name)} does not state {name}", f"give {name}", code="missing")
-        known = stack_of(None, cluster, log.framework) if stack is None else Stack.named(stack)
-        predicted = estimate_llm(transformer, cluster, stack=known, **given)
+        known = _stack_of_run(log, stack, cluster, tp=given.get("tp", 1))
+        predicted = estimate_llm(model, cluster, stack=known, **given)
         seconds, how = log.seconds(
             global_batch_size=predicted.global_batch_size, seq_length=predicted.seq_length, gpus=predicted.gpus
         )
         how += f"; {predicted.parallelism.named()}, batch {predicted.global_batch_size} × {predicted.seq_length}"
-        return replace(cls.of(transformer, cluster, predicted, seconds), source=how)
+        return replace(cls.of(model, cluster, predicted, seconds, stack=known), source=how)
+
+    @classmethod
+    def from_job(cls, folder: str | PathLike[str]) -> MeasuredStep:
+        """Return the step of the smoke run of a job folder, from its plan and its log.
+
+        Raises ArgumentError for a folder without these files, and for a log of another configuration than the plan's.
+        """
+        path = as_path(folder, ArgumentError)
+        if not (path / JOB_LOG).is_file():
+            raise ArgumentError(
+                f"the folder `{printable(str(path))}` has no {JOB_LOG}",
+                "run its smoke run first: `bash smoke.sh`",
+                code="not_found",
+            )
+        plan, log = LlmPlan.read(path / JOB_PLAN), read_log(path / JOB_LOG)
+        planned = plan.estimate
+        batch = {"global_batch_size": planned.global_batch_size, "seq_length": planned.seq_length}
+        expected = {name: getattr(planned.parallelism, name) for name in _PRINTED} | batch
+        for name, value in expected.items():
+            if log.printed.get(name, value) != value:
+                raise ArgumentError(
+                    f"{printable(log.name)} ran with {name} {log.printed[name]}, but the plan has {value}",
+                    "run the smoke run of this plan again: `bash smoke.sh`",
+                    code="mismatch",
+                )
+        implied = stack_of(None, plan.cluster, log.framework).name
+        chosen = None if planned.stack == implied else planned.stack
+        stack = _stack_of_run(log, chosen, plan.cluster, tp=planned.parallelism.tp)
+        # The estimate of the plan may contain the factors of a platform already, so it is made again without one.
+        predicted = estimate_on(plan.transformer, plan.cluster, planned.parallelism, stack, None, **batch)
+        seconds, how = log.seconds(**batch, gpus=predicted.gpus)
+        return replace(cls.of(plan.transformer, plan.cluster, predicted, seconds, stack=stack), source=how)
+
+
+def _check_against(log: RunLog, model: Transformer, given: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if a log states another size of the model, or another value of an argument than `given`."""
+    for name, size in log.sizes.items():
+        # Megatron-LM states a width of dense layers for models with experts, too, where it has no effect.
+        if size != (known := getattr(model, name)) and not (name == "ffn" and model.experts):
+            raise ArgumentError(
+                f"{printable(log.name)} states {size} for {name} of the model, but `{shorten(model.name)}` has {known}",
+                "give the model of the run",
+                code="mismatch",
+            )
+    for name in (name for name in given if name in log.printed):
+        here, there = log.printed[name], given[name]
+        if name == "recompute_modules":
+            here, there = sorted(here), sorted(check_list(name, there))
+        if here != there:
+            raise ArgumentError(
+                f"{printable(log.name)} states {name} {_written(here)}, but {name} is given as {_written(there)}",
+                f"leave {name} out, or give the log of that run",
+                code="mismatch",
+            )
+
+
+def _written(value: object) -> str:
+    return join_words([str(one) for one in value], "and") if isinstance(value, list) else safe_repr(value)
+
+
+def _stack_of_run(log: RunLog, stack: Stack | str | PathLike[str] | None, cluster: Cluster, *, tp: int) -> Stack:
+    """Return the stack of a run: the one that is given, or what its framework implies with its TP communication."""
+    found = stack_of(stack, cluster, log.framework)
+    other = _WITHOUT_TP_OVERLAP.get(found.name)
+    # Megatron-LM overlaps TP communication only with an option, which the stack assumes.
+    if log.tp_comm_overlap is not False or tp == 1 or other is None:
+        return found
+    if stack is None:
+        return Stack.named(other)
+    raise ArgumentError(
+        f"{printable(log.name)} states tp_comm_overlap False, but GEMMs hide TP communication with stack"
+        f" `{found.name}`",
+        f"use stack `{other}`, or leave it out",
+        code="mismatch",
+    )
 
 
 def read_steps(path: str | PathLike[str]) -> tuple[MeasuredStep, ...]:
     """Return the steps in a file: YAML or JSON with a list `steps`, or CSV with a row for each step.
 
     Keys, or columns, are `model`, `cluster`, `seconds` or the file of a `log`, `stack`, and the arguments of
-    `hpgo.estimate_llm`; docs/llm.md has an example. Raises ArgumentError naming file, row and key.
+    `hpgo.estimate_llm`; docs/llm.md has an example. Paths are relative to the file's folder. Raises ArgumentError that
+    names file, row and key.
     """
     path = as_path(path, ArgumentError)
     file = printable(str(path))
@@ -143,10 +250,10 @@ def read_steps(path: str | PathLike[str]) -> tuple[MeasuredStep, ...]:
 
 def _of_document(text: str, file: str) -> list[Section]:
     held = parse(text, file, ArgumentError)
-    whence = f"begin a file of steps with `{_VERSION_KEY}: {_VERSION}`"
-    top = Section(held, file, ArgumentError, keys=f"{_VERSION_KEY} steps", whence=whence)
+    hint = f"begin a file of steps with `{_VERSION_KEY}: {_VERSION}`"
+    top = Section(held, file, ArgumentError, keys=f"{_VERSION_KEY} steps", source=hint)
     version = top.get(_VERSION_KEY)
-    top.whence = ""
+    top.source = ""
     if version != _VERSION:
         top.fail(f"`{_VERSION_KEY}` must be {_VERSION}")
     rows = [
@@ -189,15 +296,15 @@ def _of_csv(text: str, file: str) -> list[Section]:
 
 def _step(row: Section, folder: Path) -> MeasuredStep:
     given: dict[str, Any] = {
-        name: row.whole(name, least=1) for name in ("global_batch_size", "seq_length", *_COUNTS) if name in row
+        name: row.whole(name, minimum=1) for name in ("global_batch_size", "seq_length", *_COUNTS) if name in row
     }
     given |= {name: row.whole(name) for name in _FROM_NONE if name in row}
     given |= {name: row.flag(name) for name in _FLAGS if name in row}
     given |= {name: row.text(name) for name in _WORDS if name in row}
     given |= {name: row.items(name) for name in _LISTS if name in row}
-    model, name = row.text("model"), row.text("cluster")
+    model, name = _source(row.text("model"), folder, TRANSFORMERS), row.text("cluster")
     rate = row.number("adapter_gbit_s") if "adapter_gbit_s" in row else None
-    stack = row.text("stack") if "stack" in row else None
+    stack = _source(row.text("stack"), folder, stacks()) if "stack" in row else None
     log = row.text("log") if "log" in row else None
     if log is None:
         # Only a log can state them, so they are required here, with the usual error.
@@ -208,10 +315,19 @@ def _step(row: Section, folder: Path) -> MeasuredStep:
     seconds: Any = None if log is not None else row.get("seconds")
     row.done()
     try:
-        cluster = Cluster.read(name) if rate is None else Cluster.preset(name, adapter_gbit_s=rate)
+        known = _source(name, folder, PRESETS)
+        cluster = Cluster.read(known) if rate is None else Cluster.preset(name, adapter_gbit_s=rate)
         if log is not None:
             return MeasuredStep.from_log(folder / log, model, cluster, stack=stack, **given)
         predicted = estimate_llm(model, cluster, stack=stack, **given)
-        return MeasuredStep.of(model, cluster, predicted, parse_seconds(seconds))
+        return MeasuredStep.of(model, cluster, predicted, parse_seconds(seconds), stack=stack)
     except HpgoError as error:
         row.reraise(error)
+
+
+def _source(text: str, folder: Path, names: Container[str]) -> str | Path:
+    """Return a built-in name, such as `h100:2`, as it is, and a file relative to the folder of its table."""
+    path = folder / text
+    # A text that is no path is more likely a mistyped name, for which errors list the nearest names.
+    is_path = path.suffix in {".yaml", ".yml", ".json"} or "/" in text or path.is_file()
+    return path if is_path and text.partition(":")[0] not in names else text

@@ -15,10 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.llm.amounts import Amount, maximum, minimum
+from hpgo.llm.cuda_graphs import graphs_layer
 from hpgo.llm.experts import expert_weights, saved_by_experts
 from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.layer_time import layer_weights
-from hpgo.llm.parallelism import MOST_ZERO
+from hpgo.llm.optimizer_state import main_weight_bytes, moment_bytes, shard_bytes, widened_bytes
+from hpgo.llm.parallelism import MAX_ZERO
 from hpgo.llm.recompute import dropped_bytes
 
 if TYPE_CHECKING:
@@ -27,13 +29,9 @@ if TYPE_CHECKING:
     from hpgo.llm.layer_context import LayerContext
     from hpgo.model.transformer import Kind
 
-_ADAM = 12
-"""Bytes per parameter of Adam's state: two moments and a copy of the weights in 32 bits."""
-_NARROW_MOMENTS = 4
-"""Bytes per parameter that Adam's moments in bf16 save."""
-_WIDENED, _UNFUSED = 4, 8
-"""Bytes per parameter that the optimizer step allocates: for a gradient in 32 bits if gradients accumulate in 16 bits,
-and, without fused Adam, for the square root of a moment and the denominator."""
+_UNFUSED = 8
+"""Bytes per parameter that the optimizer step allocates without fused Adam: the root of a moment and the denominator.
+"""
 _FLAT, _BUCKET = 4, 1e9
 """Bytes per parameter of flattened 16-bit gradients, and bytes of the reduction bucket. With ZeRO these are two copies
 of the shard in 16 bits, one while it is reduced and one for the step; without it, one copy in 32 bits."""
@@ -117,7 +115,15 @@ def parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     words = model.vocab * model.hidden / context.config.tp
     found = sum(count * context.once(layer_weights, kind) for (kind, _), count in held.layers.items())
     found += held.embedding * (words + model.positions * model.hidden)
-    return found + held.head * (model.norm_parameters + words * ((not model.tied) + context.holds_embedding_twice))
+    found += held.head * (model.norm_parameters + words * (not model.tied))
+    if not context.holds_embedding_twice:
+        return found
+    # A tied LM head is a copy of the embedding, which multi-token prediction on the same stage reads, too.
+    copy = held.head if model.tied else 0.0
+    if model.further_tokens:
+        further: Amount = sum((count for (kind, _), count in held.layers.items() if kind.further), 0.0)
+        copy = maximum(copy, (further > 0) * 1.0)
+    return found + copy * words
 
 
 def expert_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
@@ -137,7 +143,7 @@ def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
     Without a pipeline two layers are gathered at a time. With one, weights stay gathered for the whole step.
     """
     whole, config = parameters(context, held) * VALUE, context.config
-    if config.zero_stage < MOST_ZERO:
+    if config.zero_stage < MAX_ZERO:
         return whole
     # A single replica computes with its shard, which is everything, and gathers nothing.
     gathered = whole if config.shard_size > 1 else 0.0
@@ -146,9 +152,8 @@ def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
         largest = max(context.once(layer_weights, kind) for kind in {context.kind, *(kind for kind, _ in held.layers)})
         words = context.model.vocab * context.model.hidden / config.tp
         gathered = minimum(gathered, 2 * max(largest, words) * VALUE)
-    # The shard is kept in 32 bits, which also serves as the optimizer's copy (`optimizer`), or in 16 bits with
-    # `grad_reduce_in_bf16`.
-    return (VALUE if config.grad_reduce_in_bf16 else 2 * VALUE) * sharded_parameters(context, held) + gathered
+    # A shard in 32 bits also serves as the optimizer's copy (`optimizer`).
+    return shard_bytes(config) * sharded_parameters(context, held) + gathered
 
 
 def gradients(context: LayerContext, held: PipelineRankLayers) -> Amount:
@@ -156,14 +161,13 @@ def gradients(context: LayerContext, held: PipelineRankLayers) -> Amount:
     # Beside a pipeline, gradients are reduced once, after the last micro-batch. Until then each GPU accumulates all.
     sharded = context.config.zero_stage >= 2 and context.config.pp == 1
     count = (sharded_parameters if sharded else parameters)(context, held)
-    return count * (VALUE if context.reduces_in_16_bits else 2 * VALUE)
+    return count * (VALUE if context.accumulates_in_16_bits else 2 * VALUE)
 
 
 def optimizer(context: LayerContext, held: PipelineRankLayers) -> Amount:
-    """Return the bytes of Adam's moments and 32-bit weights, unless `weights` counts these already."""
+    """Return the bytes of Adam's moments and of its copy of the weights, unless `weights` counts this already."""
     config = context.config
-    each = _ADAM if config.zero_stage < MOST_ZERO or config.grad_reduce_in_bf16 else _ADAM - 4
-    each -= _NARROW_MOMENTS if config.adam_moments_in_bf16 else 0
+    each = moment_bytes(config) + main_weight_bytes(config)
     return each * (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held)
 
 
@@ -172,7 +176,7 @@ def optimizer_workspace(context: LayerContext, held: PipelineRankLayers) -> Amou
     # Activations and logits peak during passes and the workspace after them, so they share memory: only the excess
     # counts. Their columns stay as they are, and the sum of all columns is the maximum of both moments.
     allocated = _workspace(context, held)
-    return 0.0 if allocated is None else maximum(0.0, allocated - activations(context, held) - logits(context, held))
+    return 0.0 if allocated is None else maximum(0.0, allocated - _released(context, held))
 
 
 def allocator_cached_bytes(context: LayerContext, held: PipelineRankLayers) -> Amount:
@@ -183,15 +187,22 @@ def allocator_cached_bytes(context: LayerContext, held: PipelineRankLayers) -> A
     `nvidia-smi` counts them.
     """
     allocated = _workspace(context, held)
-    return 0.0 if allocated is None else minimum(allocated, activations(context, held) + logits(context, held))
+    return 0.0 if allocated is None else minimum(allocated, _released(context, held))
+
+
+def _released(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of passes that the optimizer step can use: those outside the memory pools of CUDA graphs."""
+    impl = context.config.cuda_graph_impl
+    # A graph replays kernels with fixed addresses, so its pool stays allocated between steps.
+    found: Amount = 0.0 if impl == "full_iteration" else logits(context, held)
+    return found + activations(context, held) if impl == "none" else found
 
 
 def _workspace(context: LayerContext, held: PipelineRankLayers) -> Amount | None:
     """Return all bytes that the optimizer step allocates; None if it allocates nothing."""
     config, each = context.config, 0 if context.config.fused_adam else _UNFUSED
-    flat = config.flatten_gradients and config.zero_stage < MOST_ZERO
-    if context.reduces_in_16_bits:
-        each += _WIDENED + (_FLAT if flat else 0)
+    flat = config.flatten_gradients and config.zero_stage < MAX_ZERO
+    each += widened_bytes(context) + (_FLAT if flat and context.reduces_in_16_bits else 0)
     if each == 0:
         return None
     bucket = minimum(_BUCKET, VALUE * parameters(context, held)) if flat and config.zero_stage else 0.0
@@ -287,6 +298,25 @@ def grad_reduce_buffer(context: LayerContext, held: PipelineRankLayers) -> Amoun
     )
 
 
+def cuda_graph_buffers(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of the buffers from which Transformer Engine's graphs of layers read their inputs.
+
+    Each layer has a graph for each micro-batch in flight, whose input is a copy of the layer's. All graphs share one
+    buffer for the gradient of the result and one for the gradient of the input.
+    """
+    # Megatron-LM's own graphs write results where the next graph reads its input, and need no copies.
+    if context.config.cuda_graph_impl != "transformer_engine":
+        return 0.0
+    each = VALUE * context.tokens * context.model.hidden / context.between
+    found: Amount = 0.0
+    graphed: Amount = 0.0
+    for key, count in held.in_flight.items():
+        if graphs_layer(context, key[0]):
+            found += count * each
+            graphed += held.layers[key]
+    return found + 2 * each * (graphed > 0)
+
+
 def framework_overhead(context: LayerContext, _: PipelineRankLayers) -> Amount:
     """Return the bytes of the CUDA context, library workspaces and fragmentation, which no term models."""
     return context.constants.framework_overhead_bytes
@@ -309,6 +339,7 @@ COLUMNS: dict[str, Column] = {
     "logits": Column("logits", logits),
     "optimizer_workspace": Column("optimizer workspace", optimizer_workspace),
     "grad_reduce_buffer": Column("gradient bucket", grad_reduce_buffer),
+    "cuda_graph_buffers": Column("CUDA graphs", cuda_graph_buffers),
     "framework_overhead": Column("framework overhead", framework_overhead),
 }
 STATE = ("weights", "gradients", "optimizer")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpgo.base.checks import check_int
 from hpgo.base.divisors import divisors
-from hpgo.base.messages import pluralize, safe_repr
+from hpgo.base.messages import pluralize, safe_repr, shorten
 from hpgo.base.validated import check_fields
 from hpgo.errors import ArgumentError
+from hpgo.llm.pipeline_layout import check_layout, parse_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,6 +26,16 @@ Precision = Literal["bf16", "fp16", "fp8", "fp4"]
 """Number format of matrix multiplications."""
 RecomputedModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 """Part of a layer that selective recomputation may repeat, by its name in Megatron-LM's `--recompute-modules`."""
+StateDtype = Literal["fp32", "fp16", "bf16", "fp8"]
+"""Number format of a moment of Adam."""
+MainParamsDtype = Literal["fp32", "fp16", "bf16", "none"]
+"""Number format of the weights that the optimizer updates: a copy of the 16-bit weights, or `none`, the weights
+themselves."""
+CudaGraphImpl = Literal["none", "local", "transformer_engine", "full_iteration"]
+"""CUDA graphs that replay kernel launches: none, a graph for each layer by Megatron-LM or by Transformer Engine, or one
+for all passes of a step."""
+CudaGraphModule = Literal["attn", "mlp", "moe_router", "moe_preprocess"]
+"""Part of a layer in its CUDA graph, by its name in Megatron-LM's `--cuda-graph-modules`."""
 PipelineSchedule = Literal["1f1b", "interleaved_zb", "zb_v"]
 """Pipeline schedule: 1F1B (interleaved if `vpp` > 1), interleaved zero-bubble, or ZB-V."""
 _NEEDED_BY_MODULE = {
@@ -33,7 +44,7 @@ _NEEDED_BY_MODULE = {
     "moe_act": "experts",
     "shared_experts": "experts",
 }
-MOST_ZERO = 3
+MAX_ZERO = 3
 """The highest ZeRO stage."""
 DEGREES = ("tp", "cp", "ep", "pp", "vpp", "micro_batch_size")
 """Fields that users choose and that must divide something. The degree of data parallelism follows from them."""
@@ -58,6 +69,9 @@ class ParallelismConfig:
     sequence_parallel: bool = False
     """Whether tensor-parallel GPUs also divide norms, dropout and residual additions by tokens (Korthikanti et al.,
     arXiv 2205.05198)."""
+    tp_comm_overlap: bool | None = None
+    """Whether GEMMs overlap the communication of sequence parallelism (Megatron-LM's `--tp-comm-overlap`, torchtitan's
+    asynchronous tensor parallelism); None means as much as in the software stack."""
     cp: int = 1
     """Degree of context parallelism: GPUs that divide each sequence."""
     ep: int = 1
@@ -111,10 +125,21 @@ class ParallelismConfig:
     """Whether gradients are accumulated and reduced in bf16 instead of fp32 (Megatron-LM's `--grad-reduce-in-bf16`)."""
     recompute_modules: tuple[RecomputedModule, ...] = ()
     """Modules of each layer that are recomputed if `recompute` is selective; none of them means attention scores."""
-    adam_moments_in_bf16: bool = False
-    """Whether Adam's moments are stored in bf16 (Megatron-LM's `--use-precision-aware-optimizer`)."""
+    exp_avg_dtype: StateDtype = "fp32"
+    """Number format of Adam's first moment (Megatron-LM's `--exp-avg-dtype`)."""
+    exp_avg_sq_dtype: StateDtype = "fp32"
+    """Number format of Adam's second moment (Megatron-LM's `--exp-avg-sq-dtype`)."""
+    main_params_dtype: MainParamsDtype = "fp32"
+    """Number format of the weights that the optimizer updates (Megatron-LM's `--main-params-dtype`)."""
     cpu_offload_num_layers: int = 0
     """Number of layers whose activations wait in CPU memory from the forward to the backward pass."""
+    pipeline_layout: str | None = None
+    """Layers of each stage, as in Megatron-LM's `--pipeline-model-parallel-layout` (`hpgo.llm.pipeline_layout`); None
+    means an even split, or the one of `first_rank_layers` and `last_rank_layers`."""
+    cuda_graph_impl: CudaGraphImpl = "none"
+    """CUDA graphs that replay kernel launches (Megatron-LM's `--cuda-graph-impl`)."""
+    cuda_graph_modules: tuple[CudaGraphModule, ...] = ()
+    """Modules of each layer that its CUDA graph holds; none of them means the whole layer."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -127,8 +152,16 @@ class ParallelismConfig:
                 check_int(field, getattr(self, field))
         self._check_shards()
         self._check_modules()
-        check_int("zero_stage", self.zero_stage, least=0, most=MOST_ZERO)
-        check_int("cpu_offload_num_layers", self.cpu_offload_num_layers, least=0)
+        self._check_cuda_graphs()
+        if self.main_params_dtype in {"bf16", "none"} and self.precision == "fp16":
+            raise ArgumentError(
+                f"main_params_dtype is {self.main_params_dtype}, but precision is fp16: only bf16 trains without a copy"
+                " in fp32 or fp16",
+                "use main_params_dtype='fp32', or precision='bf16'",
+                code="conflict",
+            )
+        check_int("zero_stage", self.zero_stage, minimum=0, maximum=MAX_ZERO)
+        check_int("cpu_offload_num_layers", self.cpu_offload_num_layers, minimum=0)
         if self.cpu_offload_num_layers and (self.pp > 1 or self.recompute == "full"):
             raise ArgumentError(
                 f"cpu_offload_num_layers is {self.cpu_offload_num_layers}, but offloading excludes a pipeline and full"
@@ -143,9 +176,17 @@ class ParallelismConfig:
                     raise ArgumentError(
                         f"{end} is {getattr(self, end)}, but pp is 1, so there is no such rank", f"leave {end} out"
                     )
+        if self.pipeline_layout is not None:
+            self._check_layout(self.pipeline_layout)
         if self.sequence_parallel and self.tp == 1:
             raise ArgumentError(
                 "sequence_parallel is on, but it needs tp above 1", "leave sequence_parallel out, or use tp 2"
+            )
+        if self.tp_comm_overlap and self.tp > 1 and not self.sequence_parallel:
+            raise ArgumentError(
+                "tp_comm_overlap is on, but it needs sequence parallelism, whose transfers come in pieces",
+                "turn sequence parallelism on, or leave tp_comm_overlap out",
+                code="conflict",
             )
         if self.vpp > 1 and self.pp == 1:
             raise DegreeError(f"vpp is {self.vpp}, but virtual stages need pp above 1", "use `vpp=1`", ("pp", "vpp"))
@@ -165,6 +206,16 @@ class ParallelismConfig:
                 "leave one of them out",
                 code="conflict",
             )
+
+    def _check_layout(self, text: str) -> None:
+        for has, what, hint in (
+            (self.pp == 1, "pp is 1", "use pp 2 or more"),
+            (self.ends != (None, None), "first_rank_layers or last_rank_layers is given, too", "leave these out"),
+            (self.splits_backward, f"pp_schedule is {self.pp_schedule}, which has its own", "use pp_schedule='1f1b'"),
+        ):
+            if has:
+                raise ArgumentError(f"pipeline_layout is `{shorten(text)}`, but {what}", hint, code="conflict")
+        check_layout(text, pp=self.pp, vpp=self.vpp)
 
     def _check_shards(self) -> None:
         if self.dp_replicate == 1:
@@ -196,6 +247,44 @@ class ParallelismConfig:
                 code="conflict",
             )
 
+    def _check_cuda_graphs(self) -> None:
+        impl, named = self.cuda_graph_impl, ", ".join(self.cuda_graph_modules)
+        if named and impl not in {"local", "transformer_engine"}:
+            raise ArgumentError(
+                f"cuda_graph_modules is {named}, but cuda_graph_impl is {impl}: only graphs of layers have modules",
+                "use cuda_graph_impl='transformer_engine', or leave cuda_graph_modules out",
+            )
+        if impl == "none":
+            return
+        if len(set(self.cuda_graph_modules)) < len(self.cuda_graph_modules):
+            raise ArgumentError(
+                f"cuda_graph_modules is {named}, but each module may be listed once", "remove the second"
+            )
+        if "moe_preprocess" in self.cuda_graph_modules and "moe_router" not in self.cuda_graph_modules:
+            raise ArgumentError(
+                f"cuda_graph_modules is {named}, but moe_preprocess needs moe_router, which precedes it",
+                "add moe_router",
+            )
+        # The rules of `TransformerConfig.__post_init__` in Megatron-LM 0.16 to 0.19, and of torchtitan 0.3 on pipelines
+        # with split passes.
+        full = "use cuda_graph_impl='full_iteration', or recompute='selective' with recompute_modules"
+        for has, what, hint in (
+            (self.cpu_offload_num_layers, "offloading", "use cpu_offload_num_layers=0, or cuda_graph_impl='none'"),
+            (self.splits_backward, "split backward passes", "use pp_schedule='1f1b', or cuda_graph_impl='none'"),
+            (self.recompute == "full" and impl != "full_iteration", "full recomputation", full),
+            (
+                impl == "transformer_engine"
+                and "moe" in self.recompute_modules
+                and "moe_router" in self.cuda_graph_modules,
+                "recomputation of moe around the module moe_router",
+                "use cuda_graph_impl='local', or leave moe_router out",
+            ),
+        ):
+            if has:
+                raise ArgumentError(
+                    f"cuda_graph_impl is {impl}, but these graphs exclude {what}", hint, code="conflict"
+                )
+
     def _check_split(self) -> None:
         schedule = self.pp_schedule
         if self.vpp != 2 and (schedule == "zb_v" or self.vpp == 1):
@@ -216,6 +305,29 @@ class ParallelismConfig:
         return self.first_rank_layers, self.last_rank_layers
 
     @property
+    def adam_moments_in_bf16(self) -> bool:
+        """Whether both of Adam's moments are stored in bf16."""
+        return self.exp_avg_dtype == self.exp_avg_sq_dtype == "bf16"
+
+    @property
+    def has_narrow_state(self) -> bool:
+        """Whether a moment, or the weights that the optimizer updates, are in fewer than 32 bits."""
+        return (self.exp_avg_dtype, self.exp_avg_sq_dtype, self.main_params_dtype) != ("fp32", "fp32", "fp32")
+
+    def stage_counts(self, model: Transformer) -> tuple[int, ...] | None:
+        """Return the number of layers of each stage, without multi-token prediction; None if they do not divide."""
+        if self.pipeline_layout is not None:
+            return parse_layout(self.pipeline_layout).counts
+        # Frameworks place the layers of models with experts stage by stage.
+        return split_layers(model.layers, self.pp, self.vpp, self.ends, laid_out=bool(model.experts))
+
+    @property
+    def further_stage(self) -> int:
+        """The stage with the layers for multi-token prediction: the last one, unless a layout has another."""
+        further = () if self.pipeline_layout is None else parse_layout(self.pipeline_layout).further
+        return next((at for at, count in enumerate(further) if count), self.num_stages - 1)
+
+    @property
     def splits_backward(self) -> bool:
         """Whether backward passes are split into gradients of inputs and of weights."""
         return self.pp_schedule != "1f1b"
@@ -233,7 +345,7 @@ class ParallelismConfig:
         >>> ParallelismConfig(pp=4, vpp=2, pp_schedule="zb_v").stages_of(1)
         (1, 6)
         """
-        rank = check_int("the rank", rank, least=0, most=self.pp - 1)
+        rank = check_int("the rank", rank, minimum=0, maximum=self.pp - 1)
         if self.is_v_schedule:
             return rank, 2 * self.pp - 1 - rank
         return tuple(range(rank, self.num_stages, self.pp))
@@ -280,7 +392,7 @@ class ParallelismConfig:
     @property
     def gathers_weights(self) -> bool:
         """Whether each pass gathers the weights of its layers. With a pipeline they stay gathered for the step."""
-        return self.zero_stage == MOST_ZERO and self.pp == 1 and self.shard_size > 1
+        return self.zero_stage == MAX_ZERO and self.pp == 1 and self.shard_size > 1
 
     @property
     def shape(self) -> ParallelismConfig:
@@ -290,19 +402,20 @@ class ParallelismConfig:
         True
         """
         # With ZeRO stage 3 the time of a layer depends on whether there is a pipeline, and on the number of replicas.
-        sharded = self.zero_stage == MOST_ZERO
+        sharded = self.zero_stage == MAX_ZERO
         kept: dict[str, Any] = {
             "pp": min(self.pp, 2) if sharded else 1,
             "vpp": 1,
             "pp_schedule": "1f1b",
             "first_rank_layers": None,
             "last_rank_layers": None,
+            "pipeline_layout": None,
             "dp": self.dp if sharded else 1,
             "dp_replicate": self.dp_replicate if sharded else 1,
             "recompute": "none" if self.recompute == "full" else self.recompute,
             "recompute_num_layers": None,
             "recompute_every": None,
-            "zero_stage": MOST_ZERO if sharded else 0,
+            "zero_stage": MAX_ZERO if sharded else 0,
             "cpu_offload_num_layers": 0,
         }
         # Most configurations of a search are shapes already. Return them unchanged to avoid thousands of copies.
@@ -323,6 +436,8 @@ class ParallelismConfig:
         'tp 4 + sp, pp 8, vpp 5, dp 2, zero 1, micro-batch 1'
         """
         parts = [f"tp {self.tp}{' + sp' if self.sequence_parallel else ''}"] if self.tp > 1 else []
+        if self.tp > 1 and self.tp_comm_overlap is not None:
+            parts.append("TP overlap" if self.tp_comm_overlap else "no TP overlap")
         parts += [f"cp {self.cp}"] if self.cp > 1 else []
         parts += [f"ep {self.ep}"] if self.ep > 1 else []
         parts += [self.named_pipeline()] if self.pp > 1 else []
@@ -336,6 +451,9 @@ class ParallelismConfig:
             layers += f" ({', '.join(self.recompute_modules)})" if self.recompute_modules else ""
             parts.append(f"recompute {self.recompute}{layers}")
         parts += [f"offload {pluralize(self.cpu_offload_num_layers, 'layer')}"] if self.cpu_offload_num_layers else []
+        if self.cuda_graph_impl != "none":
+            modules = f" ({', '.join(self.cuda_graph_modules)})" if self.cuda_graph_modules else ""
+            parts.append(f"CUDA graphs {self.cuda_graph_impl}{modules}")
         return ", ".join([*parts, f"micro-batch {self.micro_batch_size}"])
 
     def named_pipeline(self) -> str:
@@ -348,6 +466,7 @@ class ParallelismConfig:
         """
         ends = zip(("first", "last"), self.ends, strict=True)
         uneven = ", ".join(f"{end} rank: {pluralize(layers, 'layer')}" for end, layers in ends if layers is not None)
+        uneven = uneven if self.pipeline_layout is None else f"layout {self.pipeline_layout}"
         parts = [f"pp {self.pp}{f' ({uneven})' if uneven else ''}"]
         parts += [f"vpp {self.vpp}"] if self.vpp > 1 else []
         parts += [self.pp_schedule] if self.splits_backward else []
@@ -477,6 +596,7 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
                 f" `{model.name}` does not have",
                 f"leave {module} out",
             )
+    _check_graphed_modules(model, config)
     # Each GPU of a context-parallel group has a chunk from the front of the sequence and one from its end, because
     # causal attention gives later tokens more work.
     parts = 2 * config.cp if config.cp > 1 else 1
@@ -488,8 +608,13 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
             nearest(config.cp, fitting) if fitting else "use a sequence length that is a power of 2",
             ("cp", "tp") if config.tp > 1 else ("cp",),
         )
+    if config.pipeline_layout is not None:
+        check_layout(
+            config.pipeline_layout, pp=config.pp, vpp=config.vpp, layers=model.layers, further=model.further_tokens,
+            model=model.name,
+        )  # fmt: skip
     laid_out, ends = bool(model.experts), config.ends
-    counts = split_layers(model.layers, config.pp, config.vpp, ends, laid_out=laid_out)
+    counts = config.stage_counts(model)
     for field, hint in (
         ("recompute_num_layers", "leave recompute_num_layers out to recompute all layers"),
         ("recompute_every", "use recompute='none' to recompute no layer"),
@@ -515,6 +640,34 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
             nearest(config.pp, fitting) if fitting else "use a smaller vpp",
             ("pp", "vpp") if config.vpp > 1 else ("pp",),
         )
+
+
+def _check_graphed_modules(model: Transformer, config: ParallelismConfig) -> None:
+    """Raise ArgumentError unless the model's layers have the modules of CUDA graphs, and these have fixed shapes."""
+    if config.cuda_graph_impl == "none":
+        return
+    modules = config.cuda_graph_modules
+    if model.experts and not modules:
+        # Megatron-LM captures experts only if it drops and pads tokens (`moe_pad_expert_input_to_capacity`).
+        raise ArgumentError(
+            f"cuda_graph_impl is {config.cuda_graph_impl} for all of a layer, but experts of `{model.name}` receive"
+            " other numbers of tokens in each pass, which no graph can replay",
+            "use cuda_graph_impl='transformer_engine' with cuda_graph_modules attn, moe_router and moe_preprocess",
+        )
+    dense = not model.experts or len(model.dense_layers) > 0
+    for module in modules:
+        if module.startswith("moe") and not model.experts:
+            raise ArgumentError(
+                f"cuda_graph_modules is {', '.join(modules)}, but {module} needs experts, which `{model.name}` does not"
+                " have",
+                f"leave {module} out",
+            )
+        if module == "mlp" and not dense:
+            raise ArgumentError(
+                f"cuda_graph_modules is {', '.join(modules)}, but mlp needs layers without experts, which"
+                f" `{model.name}` does not have",
+                "leave mlp out, or use moe_router",
+            )
 
 
 @lru_cache(maxsize=256)

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from hpgo.llm.estimate import LlmEstimate
     from hpgo.llm.parallelism import Precision
     from hpgo.llm.platform import Platform
+    from hpgo.llm.search_space import Value
     from hpgo.llm.stack import Stack
     from hpgo.model.transformer import Transformer
     from hpgo.programs.names import LlmFramework
 
 _MIN_SAVING = 0.01
 """Relative difference of memory below which two configurations count as one point. Not tuned."""
-MOST_POINTS = 100
+MAX_POINTS = 100
 
 
 def llm_pareto_front(
@@ -35,9 +36,9 @@ def llm_pareto_front(
     precision: Precision = "bf16",
     devices: int | None = None,
     framework: LlmFramework = "megatron",
-    fix: dict[str, int | str] | None = None,
+    fix: dict[str, Value] | None = None,
     exclude: Iterable[str] = (),
-    headroom_bytes: float = 0.0,
+    reserved_bytes: float = 0.0,
     stack: Stack | str | os.PathLike[str] | None = None,
     platform: Platform | DeviceRecord | None = None,
     points: int = 12,
@@ -54,7 +55,7 @@ def llm_pareto_front(
         framework: `megatron`, `torchtitan` or `deepspeed`, as for `plan_llm`.
         fix: values that all configurations must have, as for `plan_llm`.
         exclude: features or values to leave out, as for `plan_llm`.
-        headroom_bytes: memory of each GPU to leave free.
+        reserved_bytes: memory of each GPU to leave free.
         stack: software stack, by its name or its file; None means the one that `framework` implies on the device.
         platform: constants fitted to steps on your cluster, or the rates of a measured node.
         points: maximum number of points; each one after the first needs at least 1 % less memory than the one before.
@@ -68,8 +69,8 @@ def llm_pareto_front(
     [True, True]
     """
     cluster = cluster_of(cluster)
-    points = check_int("points", points, most=MOST_POINTS)
-    headroom_bytes = number("headroom_bytes", headroom_bytes)
+    points = check_int("points", points, maximum=MAX_POINTS)
+    reserved_bytes = number("free_bytes", reserved_bytes)
     exclude = check_list("exclude", exclude, hint="give a list: ['cp', 'zero_stage=3']")
     capacity = cluster.nodes[0].device.memory_bytes
     found: list[LlmEstimate] = []
@@ -78,7 +79,7 @@ def llm_pareto_front(
         try:
             fastest = plan_llm(
                 transformer, cluster, global_batch_size=global_batch_size, seq_length=seq_length, precision=precision,
-                devices=devices, framework=framework, fix=fix, exclude=exclude, headroom_bytes=headroom_bytes,
+                devices=devices, framework=framework, fix=fix, exclude=exclude, reserved_bytes=reserved_bytes,
                 stack=stack, platform=platform, top=1,
             ).fastest  # fmt: skip
         except InfeasibleError:
@@ -89,5 +90,5 @@ def llm_pareto_front(
         if found and fastest.step_s <= found[-1].step_s:
             found.pop()
         found.append(fastest)
-        headroom_bytes = capacity - fastest.fullest.peak_bytes * (1 - _MIN_SAVING)
+        reserved_bytes = capacity - fastest.fullest.peak_bytes * (1 - _MIN_SAVING)
     return tuple(found)

@@ -19,8 +19,7 @@ from hpgo.hardware.rates import same_card
 from hpgo.llm.constants import CONSTANTS
 from hpgo.llm.estimate import simulated_step_s, stages_of
 from hpgo.llm.measured_steps import MeasuredStep, read_steps
-from hpgo.llm.platform import Platform, TermFactor
-from hpgo.llm.stack import Stack
+from hpgo.llm.platform import OwnRates, Platform, TermFactor
 from hpgo.llm.term_factors import OF_A_MODEL, STEP_SD, STEP_SD_WITH_EXPERTS, TERMS, scaled
 from hpgo.llm.validated_features import features_of
 
@@ -29,12 +28,15 @@ if TYPE_CHECKING:
 
     from hpgo.hardware.cluster import Cluster
     from hpgo.llm.parallelism import ParallelismConfig
+    from hpgo.llm.stack import Stack
     from hpgo.model.transformer import Transformer
 
 TermKey = tuple[str, str]
 """A term, and the model whose term it is; empty for all models."""
 ENOUGH_STEPS = 3
 """Number of steps from which on published platforms are predicted clearly better (docs/llm.md)."""
+_LESS_ERROR = 0.9
+"""Largest ratio of the error with a platform to the error without one that counts as an improvement. Not tuned."""
 _PRIOR_STEPS = 4
 """Weight of the usual deviation of single steps in a platform's own, as a number of steps. Few steps alone would give a
 poor estimate. Not tuned."""
@@ -65,6 +67,8 @@ class PlatformFit(Record):
     """Predicted time of each step with the platform's factors."""
     error_before: float
     """Mean relative error of the steps' estimates without a platform."""
+    error_fitted: float
+    """Mean relative error of the steps with the platform's factors."""
     error_left_out: float
     """Mean relative error of each step, predicted with factors fitted to the other steps."""
     note: str
@@ -103,7 +107,9 @@ def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> Platfor
     factors = {key: exp(value) for key, value in found.logs.items()}
     platform = Platform(
         device=device,
-        stack=stack,
+        stack=stack.name,
+        custom_stack=None if stack.is_known else stack,
+        rates=OwnRates.of(held[0].cluster),
         steps=len(runs),
         residual_sd=found.residual_sd,
         log_sd=found.log_sd,
@@ -112,17 +118,21 @@ def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> Platfor
         ),
         mechanisms=tuple(dict.fromkeys(name for one in held for name in features_of(one.predicted.parallelism))),
     )
+    before, left_out = _mean_error(found.before), _mean_error(found.left_out)
+    fitted_s = tuple(MeasuredConfig.of(one).step_s(factors) for one in held)
+    has_experts = bool(held[0].model.experts)
     return PlatformFit(
         platform,
         tuple(held),
-        tuple(MeasuredConfig.of(one).step_s(factors) for one in held),
-        _mean_error(found.before),
-        _mean_error(found.left_out),
-        _note(len(runs), repeats=len(held) > len(runs), has_experts=bool(held[0].model.experts)),
+        fitted_s,
+        before,
+        sum(abs(fit_s / one.measured_s - 1) for fit_s, one in zip(fitted_s, held, strict=True)) / len(held),
+        left_out,
+        _note(len(runs), before, left_out, repeats=len(held) > len(runs), has_experts=has_experts),
     )
 
 
-def _shared(steps: Sequence[MeasuredStep]) -> tuple[str, str]:
+def _shared(steps: Sequence[MeasuredStep]) -> tuple[str, Stack]:
     """Return the device and the stack of all steps."""
     devices = list(dict.fromkeys(one.cluster.nodes[0].device.name for one in steps))
     if not all(same_card(device, devices[0]) for device in devices):
@@ -131,16 +141,27 @@ def _shared(steps: Sequence[MeasuredStep]) -> tuple[str, str]:
             " platform has one device",
             "make one file of steps per device",
         )
-    stacks = list(dict.fromkeys(one.stack for one in steps))
-    if len(stacks) > 1:
+    rates = list(dict.fromkeys(OwnRates.of(one.cluster) for one in steps))
+    if len(rates) > 1:
+        named = [one.named() if one else "the rates of the known card" for one in rates]
         raise ArgumentError(
-            f"steps ran with stacks {join_words([f'`{name}`' for name in stacks], 'and')}, but a platform has one",
+            f"steps were measured on `{shorten(devices[0])}` with {join_words(named, 'and')}, but a platform has one"
+            " device",
+            "make one file of steps per cluster",
+        )
+    stacks = list(dict.fromkeys(one.software_stack for one in steps))
+    if len(stacks) > 1:
+        names = dict.fromkeys(f"`{stack.name}`" for stack in stacks)
+        raise ArgumentError(
+            f"steps ran with stacks {join_words(list(names), 'and')}, but a platform has one"
+            if len(names) > 1
+            else f"steps ran with two stacks {next(iter(names))} of different values, but a platform has one",
             "fit one platform per stack",
         )
     return devices[0], stacks[0]
 
 
-def _note(steps: int, *, repeats: bool, has_experts: bool) -> str:
+def _note(steps: int, before: float, left_out: float, *, repeats: bool, has_experts: bool) -> str:
     counted = " (repeated configurations count once)" if repeats else ""
     wanted = f"measure {ENOUGH_STEPS} that differ in micro-batch size, degrees or sequence length"
     if steps == 1 and has_experts:
@@ -149,7 +170,13 @@ def _note(steps: int, *, repeats: bool, has_experts: bool) -> str:
         return f"one step is not enough{counted}: most of its deviation may be its own, so it changes little; {wanted}"
     if steps < ENOUGH_STEPS:
         return f"{steps} steps are weak{counted}: they hardly tell terms apart; {wanted}"
-    return f"{steps} steps are worth it{counted}: {ENOUGH_STEPS} make estimates of published platforms clearly better"
+    change = f"from {100 * before:.1f} % to {100 * left_out:.1f} % if each step is predicted from the others"
+    if left_out < _LESS_ERROR * before:
+        return f"{steps} steps are worth it{counted}: the mean error of the estimates falls {change}"
+    return (
+        f"{steps} steps do not improve the estimates{counted}: their mean error goes {change}, so only the range of the"
+        " platform gains from them"
+    )
 
 
 @dataclass(frozen=True)
@@ -161,20 +188,20 @@ class MeasuredConfig:
     parallelism: ParallelismConfig
     global_batch_size: int
     seq_length: int
-    stack: str
+    stack: Stack
 
     @classmethod
     def of(cls, one: MeasuredStep) -> MeasuredConfig:
         """Return the configuration of a measured step."""
-        known = one.predicted
-        return cls(one.model, one.cluster, known.parallelism, known.global_batch_size, known.seq_length, one.stack)
+        known, stack = one.predicted, one.software_stack
+        return cls(one.model, one.cluster, known.parallelism, known.global_batch_size, known.seq_length, stack)
 
     def step_s(self, factors: Mapping[TermKey, float]) -> float:
         """Return the estimated step time with factors on terms."""
         mine = {term: factor for (term, model), factor in factors.items() if model in {"", self.model.name}}
         stages = stages_of(
             self.model, self.cluster, self.parallelism, global_batch_size=self.global_batch_size,
-            seq_length=self.seq_length, constants=scaled(Stack.named(self.stack).constants(CONSTANTS), mine),
+            seq_length=self.seq_length, constants=scaled(self.stack.constants(CONSTANTS), mine),
         )  # fmt: skip
         return simulated_step_s(stages)
 

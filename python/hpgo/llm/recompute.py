@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.llm.experts import routed_rows, saved_by_experts
-from hpgo.llm.layer_context import VALUE
+from hpgo.llm.layer_context import NARROW, VALUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpgo.llm.experts import PassTime
     from hpgo.llm.layer_context import LayerContext
+    from hpgo.llm.parallelism import ParallelismConfig, RecomputedModule
 
 
 class Module(NamedTuple):
@@ -106,8 +107,21 @@ def _experts_s(context: LayerContext, passes: Mapping[str, PassTime]) -> dict[st
     return again_s | _shared_s(context, passes)
 
 
+def _attention_result(context: LayerContext, _: float) -> float:
+    # Fused attention saves its inputs and its result, and no scores. The GEMM after it needs the inputs' width of the
+    # result in any case, so only a second copy in 16 bits, beside a narrow GEMM input, can be dropped. The softmax
+    # statistics, 4 bytes per token and head, are not counted in either case.
+    if not (context.config.flash_attention and context.config.precision in NARROW):
+        return 0.0
+    return VALUE * context.tokens * context.mixed / context.config.tp
+
+
+def _attention_s(_: LayerContext, passes: Mapping[str, PassTime]) -> dict[str, float]:
+    return {"attention": passes["attention"].recompute_s}
+
+
 MODULES: dict[str, Module] = {
-    "core_attn": Module(lambda *_: 0.0, lambda _, passes: {"attention": passes["attention"].recompute_s}),
+    "core_attn": Module(_attention_result, _attention_s),
     "layernorm": Module(_norm_results, _norms_s),
     "mla_up_proj": Module(_expanded, _expand_s),
     "mlp": Module(_dense, _dense_s),
@@ -118,12 +132,40 @@ MODULES: dict[str, Module] = {
 """Modules by their names in Megatron-LM. `mlp` is the network of layers without experts, `layernorm` are norms that no
 GEMM is fused with: before experts, and before latent attention. `saved_activation_bytes` counts the scores of
 `core_attn`, which fused attention never saves."""
+SAVES_NOTHING = (
+    "fused attention saves no scores, so recomputing core attention frees no memory, but Megatron-LM still computes it"
+    " again"
+)
+"""Warning for configurations of which `recomputes_in_vain` is True."""
+
+
+def recomputes_in_vain(config: ParallelismConfig) -> bool:
+    """Return whether a configuration recomputes core attention although that saves no memory.
+
+    >>> from hpgo.llm.parallelism import ParallelismConfig
+    >>> vain = ParallelismConfig(recompute="selective", recompute_modules=("core_attn", "mlp"))
+    >>> from dataclasses import replace
+    >>> [recomputes_in_vain(replace(vain, precision=name)) for name in ("bf16", "fp8")]
+    [True, False]
+    """
+    recomputed = config.recompute == "selective" and "core_attn" in (config.recompute_modules or ("core_attn",))
+    return recomputed and config.flash_attention and config.precision not in NARROW
+
+
 _PARTS_OF_EXPERTS = ("moe_act", "shared_experts")
 
 
+def without_parts(names: tuple[RecomputedModule, ...]) -> tuple[RecomputedModule, ...]:
+    """Return modules without those that are parts of another one.
+
+    >>> without_parts(("moe_act", "moe", "layernorm"))
+    ('moe', 'layernorm')
+    """
+    return tuple(name for name in names if not ("moe" in names and name in _PARTS_OF_EXPERTS))
+
+
 def _selected(context: LayerContext) -> list[Module]:
-    names = context.config.recompute_modules
-    return [MODULES[name] for name in names if not ("moe" in names and name in _PARTS_OF_EXPERTS)]
+    return [MODULES[name] for name in without_parts(context.config.recompute_modules)]
 
 
 def dropped_bytes(context: LayerContext, each: float) -> float:

@@ -48,11 +48,12 @@ if TYPE_CHECKING:
     from hpgo.llm.best_first import Found, Rank
     from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.plan import LlmPlan
+    from hpgo.llm.search_space import Value
     from hpgo.llm.stack import Stack
     from hpgo.llm.step_time import PipelineStages
     from hpgo.programs.names import LlmFramework
 
-MOST_SHOWN = 1000
+MAX_SHOWN = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class LlmPlanSearch(Record):
         chosen = self.best
         if place is not None:
             hint = f"the list has {len(self.estimates)} configurations"
-            chosen = self.estimates[check_int("place", place, most=len(self.estimates), hint=hint) - 1]
+            chosen = self.estimates[check_int("place", place, maximum=len(self.estimates), hint=hint) - 1]
         return LlmPlan(estimate=chosen, transformer=self.transformer, cluster=self.cluster, framework=self.framework)
 
 
@@ -143,9 +144,9 @@ def plan_llm(
     precision: Precision = "bf16",
     devices: int | None = None,
     framework: LlmFramework = "megatron",
-    fix: dict[str, int | str] | None = None,
+    fix: dict[str, Value] | None = None,
     exclude: Iterable[str] = (),
-    headroom_bytes: float = 0.0,
+    reserved_bytes: float = 0.0,
     stack: Stack | str | os.PathLike[str] | None = None,
     platform: Platform | DeviceRecord | None = None,
     top: int = 10,
@@ -161,9 +162,10 @@ def plan_llm(
         devices: number of GPUs to use, the first of the cluster; None means all, or fewer where these are faster.
         framework: `megatron`, `torchtitan` or `deepspeed`, perhaps with a version: `megatron@0.16`.
         fix: values that all configurations must have: `{"tp": 4, "zero_stage": 1}`; also `cp`, `ep`, `pp`, `vpp`,
-            `pp_schedule`, `dp`, `micro_batch_size` and `recompute`.
+            `pp_schedule`, `dp`, `micro_batch_size` and `recompute`; or settings that the search does not vary, such as
+            `cuda_graph_impl` and `recompute_modules` (docs/llm.md).
         exclude: features to leave out: `["cp"]`, or single values: `["zero_stage=0", "micro_batch_size=1"]`.
-        headroom_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
+        reserved_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
         stack: software stack, by its name or its file; None means the one that `framework` implies on the device.
         platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
             (`hpgo.llm.platform.read_platform`). None uses the published ones.
@@ -205,8 +207,8 @@ def plan_llm(
     choice("precision", precision, get_args(Precision))
     row, rules = framework_support(framework)
     space = SearchSpace.of(rules, row.title, fix=fix, exclude=exclude)
-    headroom_bytes = number("headroom_bytes", headroom_bytes)
-    top = check_int("top", top, most=MOST_SHOWN)
+    reserved_bytes = number("free_bytes", reserved_bytes)
+    top = check_int("top", top, maximum=MAX_SHOWN)
     if devices is not None:
         cluster = cluster.first(devices)
     found_stack = stack_on(stack, cluster, row.name, platform)
@@ -216,7 +218,7 @@ def plan_llm(
     config = ParallelismConfig(precision=precision, flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor)
     question = _Question(
         LayerContext(model, config, Gpus.of(cluster, precision), constants, seq_length),
-        cluster, space, global_batch_size, headroom_bytes,
+        cluster, space, global_batch_size, reserved_bytes,
     )  # fmt: skip
     part, search, on_all = question.solve(top, fewer=devices is None)
 
@@ -262,12 +264,12 @@ class _Question:
     cluster: Cluster
     space: SearchSpace
     global_batch_size: int
-    headroom_bytes: float
+    reserved_bytes: float
 
     @property
     def limit_bytes(self) -> float:
         """Memory of a GPU that configurations may use."""
-        return self.context.gpus.memory_bytes - self.headroom_bytes
+        return self.context.gpus.memory_bytes - self.reserved_bytes
 
     def solve(self, top: int, *, fewer: bool) -> tuple[Cluster, BestFirst, Found | None]:
         """Return the GPUs to use, the search on them, and the fastest configuration on all GPUs if these are fewer.
@@ -290,7 +292,7 @@ class _Question:
             raise self._undivided()
         from hpgo.llm.infeasibility import nothing_fits
 
-        raise nothing_fits(least, self.cluster, self.space, self.global_batch_size, headroom_bytes=self.headroom_bytes)
+        raise nothing_fits(least, self.cluster, self.space, self.global_batch_size, reserved_bytes=self.reserved_bytes)
 
     def choices(self, search: BestFirst, rank: Rank) -> list[Found]:
         """Return the configurations of the list: of each of the fastest meshes, the preferred one."""
@@ -355,7 +357,7 @@ class _Question:
             # No GPU is faster than its peak. Parts come in falling numbers of GPUs, so this rules out all later ones.
             if needed_s / (nodes * count) >= below_s:
                 break
-            gpus = replace(context.gpus, count=nodes * count, machine=count)
+            gpus = replace(context.gpus, count=nodes * count, gpus_per_node=count)
             search = BestFirst(list(self._groups(gpus, costs, below_s)), self.limit_bytes, 1, below_s)
             search.run()
             if search.best and (step_s := search.fastest[0][0]) < below_s:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 from hpgo.base.checks import check_int, check_list
 from hpgo.base.divisors import divisors
 from hpgo.base.messages import did_you_mean, join_words, safe_repr, shorten
 from hpgo.errors import ArgumentError
-from hpgo.llm.parallelism import MOST_ZERO, DegreeError, ParallelismConfig, check_batch, check_degrees, ends_of, nearest
+from hpgo.llm.parallelism import (
+    MAX_ZERO,
+    CudaGraphImpl,
+    CudaGraphModule,
+    DegreeError,
+    MainParamsDtype,
+    ParallelismConfig,
+    RecomputedModule,
+    StateDtype,
+    check_batch,
+    check_degrees,
+    ends_of,
+    nearest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,16 +32,32 @@ if TYPE_CHECKING:
     from hpgo.llm.parallelism import Precision
     from hpgo.model.transformer import Transformer
 
-Value = int | str
+Value = int | str | bool | tuple[str, ...]
 _ALONE: dict[str, Value] = {
     "tp": 1, "cp": 1, "ep": 1, "pp": 1, "vpp": 1, "pp_schedule": "1f1b", "dp": 1, "zero_stage": 0, "recompute": "none",
 }  # fmt: skip
 """Arguments of `hpgo.estimate_llm` that may be fixed or excluded, with the value that switches each off."""
-_SIZE = "micro_batch_size"
-NAMES = (*_ALONE, _SIZE)
+_SIZE, _GROUPS = "micro_batch_size", "dp_replicate"
+_SETTINGS: dict[str, Value | None] = {
+    "tp_comm_overlap": None,
+    "recompute_modules": (), "cuda_graph_impl": "none", "cuda_graph_modules": (), "grad_reduce_in_bf16": False,
+    "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32", "main_params_dtype": "fp32",
+}  # fmt: skip
+"""Further arguments of `hpgo.estimate_llm` that may be fixed for all configurations, with their defaults. The search
+does not vary them."""
+NAMES = (*_ALONE, _SIZE, _GROUPS, *_SETTINGS)
 _OPTIONAL = {"tp", "cp", "ep", "vpp"}
 """Degrees for which `FrameworkSupport` has a field of the same name: whether the degree may be above 1."""
-_WORDS = {"recompute": ("none", "selective", "full"), "pp_schedule": ("1f1b", "interleaved_zb", "zb_v")}
+_WORDS = {
+    "recompute": ("none", "selective", "full"),
+    "pp_schedule": ("1f1b", "interleaved_zb", "zb_v"),
+    "cuda_graph_impl": get_args(CudaGraphImpl),
+    "exp_avg_dtype": get_args(StateDtype),
+    "exp_avg_sq_dtype": get_args(StateDtype),
+    "main_params_dtype": get_args(MainParamsDtype),
+}
+_LISTS = {"recompute_modules": get_args(RecomputedModule), "cuda_graph_modules": get_args(CudaGraphModule)}
+_FLAGS = {"yes": True, "true": True, "no": False, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +122,13 @@ class SearchSpace:
         if name not in self.excluded:
             return True
         values = self.excluded[name]
-        return value == _ALONE[name] if values is None else value not in values
+        return value == {**_ALONE, _GROUPS: 1, **_SETTINGS}[name] if values is None else value not in values
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Fixed fields of `ParallelismConfig` that the search does not vary."""
+        found: dict[str, Any] = {name: value for name, value in self.fixed.items() if name in _SETTINGS}
+        return found | ({"recompute": "selective"} if found.get("recompute_modules") else {})
 
     @property
     def said(self) -> str:
@@ -104,9 +139,9 @@ class SearchSpace:
         ... "zero_stage=0"]).said
         ' with tp 4 and micro-batch-size 1, without cp and zero-stage 0'
         """
-        fixed = [f"{_shown(name)} {value}" for name, value in self.fixed.items()]
+        fixed = [f"{_shown(name)} {_text(value)}" for name, value in self.fixed.items()]
         left = [
-            _shown(name) + ("" if values is None else f" {' and '.join(map(str, sorted(values, key=str)))}")
+            _shown(name) + ("" if values is None else f" {' and '.join(sorted(map(_text, values)))}")
             for name, values in self.excluded.items()
         ]
         parts = [f"{word} {join_words(names)}" for word, names in (("with", fixed), ("without", left)) if names]
@@ -128,20 +163,23 @@ class SearchSpace:
         rules, given = self.rules, self.fixed
         if lack := rules.lacking(model):
             raise ArgumentError(f"{self.title} {lack.why}", lack.hint, code="unsupported")
-        degree = {name: int(given.get(name, 1)) for name in ("tp", "cp", "ep", "pp", "vpp")}
-        passes = given.get("pp_schedule", "1f1b")
+        degree = {name: self.degree(name) for name in ("tp", "cp", "ep", "pp", "vpp")}
+        passes: Any = given.get("pp_schedule", "1f1b")
         if passes != "1f1b" and "vpp" not in given:
             degree["vpp"] = 2
         piped = max(degree["pp"], 2) if degree["vpp"] > 1 else degree["pp"]
+        again: Any = given.get("recompute", self.settings.get("recompute", "none"))
         if degree["vpp"] > 1 and given.get("pp") == 1:
             what = f"vpp {degree['vpp']}" if "vpp" in given else f"pp_schedule {passes}"
             raise DegreeError(f"{what} needs a pipeline, but pp is fixed to 1", "leave pp open", ("pp", "vpp"))
         config = ParallelismConfig(
             tp=degree["tp"], sequence_parallel=degree["tp"] > 1, cp=degree["cp"], ep=degree["ep"],
-            pp=piped, vpp=degree["vpp"], precision=precision, recompute=given.get("recompute", "none"),  # type: ignore[arg-type]  # checked by `_value`
-            pp_schedule=passes,  # type: ignore[arg-type]  # checked by `_value`, too
+            pp=piped, vpp=degree["vpp"], precision=precision,
+            recompute=again,
+            pp_schedule=passes, zero_stage=self.degree("zero_stage", 1),
+            **{name: value for name, value in self.settings.items() if name != "recompute"},
         )  # fmt: skip
-        if given.get("recompute") == "selective":
+        if given.get("recompute") == "selective" and not rules.recompute_modules:
             raise ArgumentError(
                 "recompute is selective, but the search uses flash attention, which saves no scores to recompute",
                 "use none, which is equivalent here, or full; to save and recompute scores, use"
@@ -153,7 +191,9 @@ class SearchSpace:
                 "leave that open, or choose another framework: `--framework megatron` runs the most configurations",
                 code="unsupported",
             )
-        zero = given.get("zero_stage", 0)
+        zero = self.degree("zero_stage", 0)
+        if (groups := self.degree(_GROUPS)) > 1:
+            self._check_groups(groups)
         known = sorted(
             {0, *(rules.zero_stages_with_pp if degree["pp"] > 1 else (*rules.zero_stages, *rules.zero_stages_with_pp))}
         )
@@ -161,15 +201,15 @@ class SearchSpace:
             beside = " with a pipeline" if degree["pp"] > 1 else ""
             raise DegreeError(
                 f"{self.title} does not support zero-stage {zero}{beside}",
-                nearest(int(zero), known),
+                nearest(zero, known),
                 ("zero_stage",),
                 code="unsupported",
             )
-        if degree["tp"] not in divisors(gpus.machine):
+        if degree["tp"] not in divisors(gpus.gpus_per_node):
             raise DegreeError(
-                f"tp {degree['tp']} does not divide the {gpus.machine} GPUs of a node, and the search keeps tensor"
-                " parallelism inside a node",
-                nearest(degree["tp"], divisors(gpus.machine)),
+                f"tp {degree['tp']} does not divide the {gpus.gpus_per_node} GPUs of a node, and the search keeps"
+                " tensor parallelism inside a node",
+                nearest(degree["tp"], divisors(gpus.gpus_per_node)),
                 ("tp",),
             )
         # If the framework allows fewer layers on the end ranks, the search finds their number. Then a pp that does not
@@ -182,7 +222,7 @@ class SearchSpace:
     def _check_counts(self, gpus: int, degree: Mapping[str, int], global_batch_size: int) -> None:
         """Raise ArgumentError if fixed degrees do not divide the GPUs, or dp and the micro-batch size the batch."""
         each = degree["tp"] * degree["cp"] * degree["pp"]
-        data = int(self.fixed.get("dp", 1))
+        data = self.degree("dp")
         named = " x ".join(f"{name} {degree[name]}" for name in ("tp", "cp", "pp") if name in self.fixed)
         if gpus % each:
             raise DegreeError(
@@ -197,11 +237,35 @@ class SearchSpace:
                 ("dp", "pp", "cp", "tp"),
                 code="unsupported",
             )
-        check_batch(ParallelismConfig(dp=data, micro_batch_size=int(self.fixed.get(_SIZE, 1))), global_batch_size)
+        check_batch(ParallelismConfig(dp=data, micro_batch_size=self.degree(_SIZE)), global_batch_size)
+
+    def _check_groups(self, groups: int) -> None:
+        """Raise ArgumentError unless the framework shards inside this number of groups."""
+        stages = [stage for stage in self.rules.hybrid_stages if self.takes("zero_stage", stage)]
+        if not stages:
+            known = join_words(self.rules.hybrid_stages, "or")
+            raise ArgumentError(
+                f"{self.title} shards in groups of replicas with ZeRO stage {known}, but dp_replicate is {groups}"
+                f" without that stage",
+                f"fix `zero_stage={self.rules.hybrid_stages[0]}`, or leave dp_replicate open",
+                code="unsupported",
+            )
+
+    def degree(self, name: str, free: int = 1) -> int:
+        """Return the fixed value of a degree; `free` if it is open."""
+        value = self.fixed.get(name, free)
+        assert isinstance(value, int), "it was checked by `_value`"  # noqa: S101
+        return value
 
 
 def _around(count: int, each: int) -> list[int]:
     return [at * each for at in (count // each, count // each + 1) if at]
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "+".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
 def _shown(name: str) -> str:
@@ -226,7 +290,22 @@ def _value(name: str, value: object) -> Value:
         if not isinstance(value, str) or value not in words:
             raise ArgumentError(f"{name} is {safe_repr(value)}", f"it may be {', '.join(words)}")
         return value
+    if known := _LISTS.get(name):
+        return _listed(name, value, known)
+    if name in _SETTINGS:
+        flag = _FLAGS.get(value, value) if isinstance(value, str) else value
+        if not isinstance(flag, bool):
+            raise ArgumentError(f"{name} is {safe_repr(value)}", "it may be yes or no")
+        return flag
     # Ten digits are no degree, and int() refuses thousands of digits with an error that names neither.
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 10:
         value = int(value)
-    return check_int(name, value, least=0, most=MOST_ZERO) if name == "zero_stage" else check_int(name, value)
+    return check_int(name, value, minimum=0, maximum=MAX_ZERO) if name == "zero_stage" else check_int(name, value)
+
+
+def _listed(name: str, value: object, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a list of known words, given as such or as a text with `+` between them."""
+    words = value.split("+") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or not words or any(word not in known for word in words):
+        raise ArgumentError(f"{name} is {safe_repr(value)}", f"join some of these with `+`: {', '.join(known)}")
+    return tuple(words)

@@ -5,7 +5,7 @@ A stack is a file of `hpgo/llm/stacks/`, or a file of the user. It changes only 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -119,25 +119,50 @@ class Stack(Record):
         found = as_path(path, ArgumentError)
         file = printable(str(found))
         with hinted(f"give `{_KEY}: {_VERSION}`, a `name`, a `title` and any of {', '.join(FACTORS)}"):
-            keys = f"{_KEY} name title implied_by seen known_biases {' '.join(FACTORS)}"
-            top = Section(parse(read_text(found, ArgumentError), file, ArgumentError), file, ArgumentError, keys=keys)
-            if top.get(_KEY, None) != _VERSION:
-                top.fail(f"`{_KEY}` must be {_VERSION} in the file of a stack", code="wrong_kind_of_file")
-            given: dict[str, Any] = {"name": top.text("name"), "title": top.text("title")}
-            given |= {name: top.number(name) for name in FACTORS if name in top}
-            if "implied_by" in top:
-                rule = top.within("implied_by")
-                given |= {key: tuple(rule.items(key)) for key in ("frameworks", "devices") if key in rule}
-                rule.done()
-            if "seen" in top:
-                seen = top.within("seen")
-                given["seen"] = tuple((chip, seen.whole(chip)) for chip in seen)
-                seen.done()
-            if "known_biases" in top:
-                rows = top.rows("known_biases")
-                given["known_biases"] = tuple(record(KnownBias, rows.within(row)) for row in rows)
-            top.done()
-            return cls(**given)
+            return cls.from_section(
+                Section(parse(read_text(found, ArgumentError), file, ArgumentError), file, ArgumentError)
+            )
+
+    @classmethod
+    def from_section(cls, top: Section) -> Stack:
+        """Return the stack in a mapping that `document` returned, or in a file. Raise the section's errors."""
+        top.expect([_KEY, "name", "title", "implied_by", "seen", "known_biases", *FACTORS])
+        if top.get(_KEY, None) != _VERSION:
+            top.fail(f"`{_KEY}` must be {_VERSION} in the file of a stack", code="wrong_kind_of_file")
+        given: dict[str, Any] = {"name": top.text("name"), "title": top.text("title")}
+        given |= {name: top.number(name) for name in FACTORS if name in top}
+        if "implied_by" in top:
+            rule = top.within("implied_by")
+            given |= {key: tuple(rule.items(key)) for key in ("frameworks", "devices") if key in rule}
+            rule.done()
+        if "seen" in top:
+            seen = top.within("seen")
+            given["seen"] = tuple((chip, seen.whole(chip)) for chip in seen)
+            seen.done()
+        if "known_biases" in top:
+            rows = top.rows("known_biases")
+            given["known_biases"] = tuple(record(KnownBias, rows.within(row)) for row in rows)
+        top.done()
+        return top.build(cls, **given)
+
+    def document(self) -> dict[str, Any]:
+        """Return the stack as the mapping of a file, with the fields that differ from the default stack's.
+
+        >>> Stack(name="flash-3", title="FlashAttention-3", attention=0.6).document()
+        {'hpgo_stack': 1, 'name': 'flash-3', 'title': 'FlashAttention-3', 'attention': 0.6}
+        """
+        plain = Stack(name=self.name, title=self.title)
+        found: dict[str, Any] = {_KEY: _VERSION, "name": self.name, "title": self.title}
+        found |= {name: value for name in FACTORS if (value := getattr(self, name)) != getattr(plain, name)}
+        implied = {key: list(names) for key in ("frameworks", "devices") if (names := getattr(self, key))}
+        found |= {"implied_by": implied} if implied else {}
+        found |= {"seen": dict(self.seen)} if self.seen else {}
+        return found | ({"known_biases": [asdict(one) for one in self.known_biases]} if self.known_biases else {})
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this is a built-in stack."""
+        return stacks().get(self.name) == self
 
     def constants(self, base: Constants) -> Constants:
         """Return `base` with the constants that this stack names.
@@ -186,11 +211,23 @@ def stack_of(stack: Stack | str | os.PathLike[str] | None, cluster: Cluster, fra
         return Stack.named(stack)
     found = Stack.read(stack)
     # Plan files name their stack, so a file must not redefine a known one.
-    if found.name in stacks() and found != stacks()[found.name]:
+    if found.name in stacks() and not found.is_known:
         raise ArgumentError(
             f"{printable(str(stack))}: `{found.name}` is the name of a known stack", "give your stack another name"
         )
     return found
+
+
+def check_custom_stack(name: str, custom: Stack | None) -> None:
+    """Check that `name` is a built-in stack, or that of `custom`. Raises ArgumentError."""
+    if custom is None:
+        Stack.named(name)
+    elif custom.name != name:
+        raise ArgumentError(
+            f"the stack is `{shorten(custom.name)}`, but the estimate assumes `{shorten(name)}`",
+            "give the stack of the estimate",
+            code="mismatch",
+        )
 
 
 def _implied(cluster: Cluster, framework: str | None) -> Stack:

@@ -16,7 +16,7 @@ from hpgo.llm.amounts import Amount, before_ranks, by_rank, maximum, over_ranks
 from hpgo.llm.layer_context import VALUE
 from hpgo.llm.layer_time import EMBEDDING, HEAD, LAUNCH, LAYER, LayerTime, StagePasses, end_times, layer_times
 from hpgo.llm.memory import SAVED, PipelineRankLayers, expert_parameters, parameters, sharded_parameters
-from hpgo.llm.parallelism import split_layers
+from hpgo.llm.optimizer_state import saved_traffic_bytes
 
 if TYPE_CHECKING:
     from hpgo.llm.layer_context import LayerContext
@@ -106,8 +106,11 @@ class LayerCosts:
 
     @cached_property
     def head(self) -> LayerTime:
-        """Times of the LM head and the loss."""
-        return end_times(self.context, HEAD) if self.like is None else self.like.head
+        """Times of the LM head and the loss, once more for each layer for multi-token prediction."""
+        if self.like is not None:
+            return self.like.head
+        # Megatron-LM computes the losses of all tokens on the last stage, wherever the layers are.
+        return end_times(self.context, HEAD).times(1 + self.context.model.further_tokens)
 
     @cached_property
     def embedding(self) -> LayerTime:
@@ -181,8 +184,7 @@ class PipelineStages:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Number of layers of each stage. Layers for multi-token prediction are not counted."""
-        model, config = self.context.model, self.context.config
-        counts = split_layers(model.layers, config.pp, config.vpp, config.ends, laid_out=bool(model.experts))
+        counts = self.context.config.stage_counts(self.context.model)
         assert counts is not None, "the configuration was checked"  # noqa: S101
         return counts
 
@@ -192,9 +194,10 @@ class PipelineStages:
         return tuple(range(end - count, end) for end, count in zip(accumulate(self.counts), self.counts, strict=True))
 
     def held(self, stage: int) -> tuple[Kind, ...]:
-        """Return the kinds of a stage's layers. The last stage also has the layers for multi-token prediction."""
+        """Return the kinds of a stage's layers, of which those for multi-token prediction are the last."""
         layers = self.ranges[stage]
-        return self.costs.kinds[layers.start : None if stage == len(self.counts) - 1 else layers.stop]
+        further = self.costs.kinds[self.context.model.layers :] if stage == self.context.config.further_stage else ()
+        return self.costs.kinds[layers.start : layers.stop] + further
 
     def recomputed(self, stage: int) -> int:
         """Return the number of layers of a stage that are recomputed."""
@@ -243,7 +246,8 @@ class PipelineStages:
         context, config, passes = self.context, self.context.config, StagePasses.from_layers(self.parts_of(at))
         held = self.rank_layers(at, 0)
         mine = (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held)
-        each = context.constants.optimizer_bytes + (0.0 if config.fused_adam else _UNFUSED_BYTES)
+        each = context.constants.optimizer_bytes - saved_traffic_bytes(config)
+        each += 0.0 if config.fused_adam else _UNFUSED_BYTES
         return *passes, self._sync_s(at, held, passes), context.moved_s(each * mine)
 
     def rank_layers(self, at: int, in_flight: int, waiting: int = 0) -> PipelineRankLayers:
@@ -276,11 +280,13 @@ class PipelineStages:
                 parts.append((context.expert_shard_ring, context.expert_group_ring, context.expert_ring, alone))
             each, reduced_s, gathered_s = context.gradient_bytes, 0.0, 0.0
             # With ZeRO: a reduce-scatter of gradients before, and an all-gather of 16-bit weights after the optimizer
-            # step. With hybrid sharding, the shards are also summed over its groups. Otherwise one all-reduce.
+            # step. With hybrid sharding, the shards are also summed over its groups: of one bucket, while the next one
+            # is reduced inside a group. Otherwise one all-reduce.
             for shards, groups, everyone, count in parts:
                 if config.zero_stage:
-                    reduced_s += context.all_gather_s(shards, count * each)
-                    reduced_s += context.all_reduce_s(groups, count * each / shards.ranks)
+                    inside_s = context.all_gather_s(shards, count * each)
+                    over_s = context.all_reduce_s(groups, count * each / shards.ranks)
+                    reduced_s += max(inside_s, over_s) if config.overlap_dp_comm else inside_s + over_s
                     gathered_s += context.all_gather_s(shards, count * VALUE)
                 else:
                     reduced_s += context.all_reduce_s(everyone, count * each)
@@ -295,12 +301,19 @@ class PipelineStages:
             left_s = reduced_s + gathered_s
         # Both copies of a tied embedding need the sum of their gradients. Nothing hides this all-reduce, because both
         # ranks have to finish first.
-        if context.holds_embedding_twice and at in {0, len(self.counts) - 1}:
+        if context.holds_embedding_twice and at in self._copies:
             words = context.model.vocab * context.model.hidden / config.tp
             ring = context.gpus.ring(2, config.model_parallel_size * config.dp * (config.pp - 1))
             summed_s = context.all_reduce_s(ring, words * context.gradient_bytes)
             left_s += summed_s * context.constants.grad_reduce_time_factor
         return left_s
+
+    @property
+    def _copies(self) -> set[int]:
+        """Stages that hold a copy of the embedding, where there are several."""
+        model = self.context.model
+        last = {len(self.counts) - 1} if model.tied else set()
+        return {0} | last | ({self.context.config.further_stage} if model.further_tokens else set())
 
     @cached_property
     def ranks_s(self) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hpgo.base.divisors import divisors
 from hpgo.base.messages import join_words
 from hpgo.errors import ArgumentError
-from hpgo.llm.parallelism import DEGREES, MOST_ZERO, DegreeError, check_batch, check_degrees, data_degree
+from hpgo.llm.parallelism import DEGREES, MAX_ZERO, DegreeError, check_batch, check_degrees, data_degree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
@@ -115,13 +115,13 @@ def with_open(
         **dict.fromkeys(("tp", "cp", "pp", "dp"), divisors(gpus)),
         "ep": divisors(model.experts or 1),
         "vpp": range(1, model.layers + 3),
-        "zero_stage": range(MOST_ZERO + 1),
+        "zero_stage": range(MAX_ZERO + 1),
         "micro_batch_size": divisors(global_batch_size),
     }
     found: list[str] = []
     for name in error.degrees:
         if name in space.fixed and name in values:
-            now = int(space.fixed[name])
+            now = space.degree(name)
             fits = [
                 value for value in values[name]
                 if value != now and has_ways(replace(space, fixed={**space.fixed, name: value}))
@@ -160,19 +160,19 @@ def _nearest(name: str, now: int, fitting: list[int], *, verb: str = "use") -> s
 
 def _ends(model: Transformer, config: ParallelismConfig, accepts: Callable[[Mapping[str, int]], bool]) -> list[str]:
     """Return arguments with the most even layers of the end ranks for which a pipeline's layers divide."""
-    pipeline, chunks, found = config.pp, config.vpp, []
-    for each in range(chunks, model.layers, chunks):
+    pipeline, vpp, found = config.pp, config.vpp, []
+    for each in range(vpp, model.layers, vpp):
         ends = model.layers - each * (pipeline - 2)
         # Equal ends are the most even. If they are not whole, one virtual stage more on the first rank comes next.
-        half = -(-ends // (2 * chunks)) * chunks
-        for first in (half, half + chunks):
+        half = -(-ends // (2 * vpp)) * vpp
+        for first in (half, half + vpp):
             last = ends - first
             given = {"first_rank_layers": first, "last_rank_layers": last}
             if pipeline == 2 or last == each:
                 del given["last_rank_layers"]
             elif first == each:
                 del given["first_rank_layers"]
-            if min(first, last) >= chunks and accepts(given):
+            if min(first, last) >= vpp and accepts(given):
                 arguments = [f"`{name}={count}`" for name, count in given.items()]
                 found.append((max(each if pipeline > 2 else 0, first, last), len(arguments), arguments))
     return min(found)[-1] if found else []

@@ -26,10 +26,12 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
     piped, stage = config.pp > 1, config.zero_stage
     # With a pipeline, sharded weights stay gathered for the step and gradients stay whole. So ZeRO stage 3 costs the
     # same as stage 2 there, and a step without a pipeline validates neither.
+    moments = {config.exp_avg_dtype, config.exp_avg_sq_dtype}
     zero = f"zero {min(stage, 2)} with pp" if piped and stage > 1 else f"zero {stage}"
     held = (
         ("tp", config.tp > 1),
         ("sp", config.sequence_parallel),
+        ("TP overlap", config.tp > 1 and config.tp_comm_overlap is True),
         ("cp", config.cp > 1),
         ("ep", config.ep > 1),
         ("zero 3 with ep", config.ep > 1 and config.gathers_weights),
@@ -37,39 +39,44 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
         ("vpp", config.vpp > 1),
         (f"schedule {config.pp_schedule}", config.splits_backward),
         (zero, config.zero_stage > 0),
+        ("hybrid sharding", config.dp_replicate > 1),
         (f"recompute {config.recompute}", config.recompute != "none" and not config.recompute_modules),
         ("recompute of modules", bool(config.recompute_modules)),
         ("bf16 moments", config.adam_moments_in_bf16),
+        ("other narrow moments", moments != {"fp32"} and not config.adam_moments_in_bf16),
+        (f"optimizer weights {config.main_params_dtype}", config.main_params_dtype != "fp32"),
         (config.precision, True),
         ("bf16 gradient reduction", config.grad_reduce_in_bf16),
         ("activation offloading", config.cpu_offload_num_layers > 0),
+        ("CUDA graphs", config.cuda_graph_impl != "none"),
     )
     return tuple(name for name, has in held if has)
 
 
 VALIDATED: dict[str, tuple[str, ...]] = {
     "A100": (
-        "tp", "sp", "pp", "vpp", "zero 1", "zero 3", "recompute selective", "recompute full", "bf16", "fp16",
-        "bf16 gradient reduction",
+        "tp", "sp", "pp", "vpp", "zero 1", "zero 3", "hybrid sharding", "recompute selective", "recompute full", "bf16",
+        "fp16", "bf16 gradient reduction",
     ),
     "B200": (
-        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "recompute of modules", "bf16 moments", "bf16", "fp8",
-        "bf16 gradient reduction",
+        "tp", "sp", "TP overlap", "cp", "ep", "pp", "vpp", "zero 1", "recompute of modules", "bf16 moments", "bf16",
+        "fp8", "bf16 gradient reduction",
     ),
     "B300": (
         "ep", "pp", "vpp", "zero 1", "recompute of modules", "bf16 moments", "bf16", "fp8", "bf16 gradient reduction",
     ),
     "GB200": (
-        "tp", "sp", "ep", "pp", "vpp", "zero 1", "zero 3", "recompute of modules", "bf16 moments", "bf16", "fp8", "fp4",
-        "bf16 gradient reduction", "activation offloading",
+        "tp", "sp", "TP overlap", "ep", "pp", "vpp", "zero 1", "zero 3", "recompute of modules", "bf16 moments", "bf16",
+        "fp8", "fp4", "bf16 gradient reduction", "activation offloading",
     ),
     "GB300": (
-        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 3", "bf16", "fp8", "fp4", "bf16 gradient reduction",
-        "activation offloading",
+        "tp", "sp", "TP overlap", "cp", "ep", "pp", "vpp", "zero 1", "zero 3", "bf16", "fp8", "fp4",
+        "bf16 gradient reduction", "activation offloading",
     ),
     "H100": (
-        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 2", "zero 3", "zero 2 with pp", "recompute full",
-        "recompute of modules", "bf16 moments", "bf16", "fp8", "bf16 gradient reduction", "recompute selective_op",
+        "tp", "sp", "TP overlap", "cp", "ep", "pp", "vpp", "zero 1", "zero 2", "zero 3", "zero 2 with pp",
+        "recompute full", "recompute of modules", "bf16 moments", "bf16", "fp8", "bf16 gradient reduction",
+        "recompute selective_op",
     ),
 }  # fmt: skip
 """Features of published steps by device (docs/accuracy.md, *Validated features*)."""

@@ -12,7 +12,7 @@ from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import MOST_GPUS, check_int, check_list, check_text, number
+from hpgo.base.checks import MAX_GPUS, check_int, check_list, check_text, number
 from hpgo.base.messages import as_float, brief, did_you_mean, pluralize, safe_repr, shorten
 from hpgo.base.presentation import present
 from hpgo.base.units import format_bytes, format_seconds
@@ -111,7 +111,7 @@ class Layer:
         if self.spread is not None:
             object.__setattr__(self, "spread", self._number("spread", self.spread))
         if self.stage is not None:
-            stage = check_int(f"layer `{self.id}`: stage", self.stage, least=0, error=ProfileError)
+            stage = check_int(f"layer `{self.id}`: stage", self.stage, minimum=0, error=ProfileError)
             object.__setattr__(self, "stage", stage)
 
     @property
@@ -134,8 +134,8 @@ class Layer:
     @property
     def has_wrong_split(self) -> bool:
         """Whether the ratio of split to whole backward pass is outside `SPLIT_RATIOS` at any batch size."""
-        least, most = SPLIT_RATIOS
-        return any(not least <= ratio <= most * _ROUNDED for ratio in self.split_ratios)
+        minimum, maximum = SPLIT_RATIOS
+        return any(not minimum <= ratio <= maximum * _ROUNDED for ratio in self.split_ratios)
 
     def with_consistent_split(self) -> Layer:
         """Return the layer with `input_gradient_s` and `weight_gradient_s` that are consistent with `backward_s`.
@@ -203,7 +203,7 @@ class TiedWeight:
             )
         size = self.parameter_bytes
         size = number(
-            f"the parameter_bytes of the tied weight of `{self.layers[0]}`", size, most=LARGEST, error=ProfileError
+            f"the parameter_bytes of the tied weight of `{self.layers[0]}`", size, maximum=LARGEST, error=ProfileError
         )
         object.__setattr__(self, "parameter_bytes", size)
 
@@ -246,7 +246,10 @@ class Profile:
     def __post_init__(self) -> None:
         self._check_kinds()
         gpus = check_int(
-            f"profile {safe_repr(self.name)}: gpus_per_device", self.gpus_per_device, most=MOST_GPUS, error=ProfileError
+            f"profile {safe_repr(self.name)}: gpus_per_device",
+            self.gpus_per_device,
+            maximum=MAX_GPUS,
+            error=ProfileError,
         )
         object.__setattr__(self, "gpus_per_device", gpus)
         if not self.layers:

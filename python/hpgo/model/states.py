@@ -103,8 +103,8 @@ def cut_points(profile: Profile, *, bound: int = 10_000) -> States:
     """
     if not isinstance(profile, Profile):
         raise ArgumentError(f"profile is {safe_repr(profile)}", "create one, for example with `hpgo.read_profile`")
-    most = check_int("bound", bound, least=2, hint="every model has two cuts: before and after all layers")
-    one_order, rows = _core.states(profile, most)
+    maximum = check_int("bound", bound, minimum=2, hint="every model has two cuts: before and after all layers")
+    one_order, rows = _core.states(profile, maximum)
     states = []
     for layers, totals in rows:
         forward_s, backward_s, parameter_bytes, saved_bytes, boundary_bytes = zip(*totals, strict=True)

@@ -20,7 +20,7 @@ from hpgo.model.arithmetic import Arithmetic  # noqa: TC001 -- `check_fields` re
 if TYPE_CHECKING:
     import os
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """Maximum number of layers of a transformer. Each layer becomes a row of numbers."""
 AttentionBias = Literal["none", "qkv", "all"]
 
@@ -144,7 +144,7 @@ class Transformer:
         for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab"):
             if not getattr(self, field):
                 raise ArgumentError(f"transformer `{self.name}`: {field} is 0", "give a whole number from 1")
-        check_int(f"transformer `{self.name}`: layers", self.layers, most=MOST_LAYERS)
+        check_int(f"transformer `{self.name}`: layers", self.layers, maximum=MAX_LAYERS)
         if self.heads % self.kv_heads:
             raise ArgumentError(
                 f"transformer `{self.name}` has {pluralize(self.heads, 'head')}, which can't be divided evenly among"
@@ -152,9 +152,9 @@ class Transformer:
                 f"set `kv_heads` to {max(d for d in divisors(self.heads) if d <= self.kv_heads)}",
             )
         for field in ("dense_layers", "window_layers"):
-            if (most := max(getattr(self, field), default=0)) >= self.layers:
+            if (maximum := max(getattr(self, field), default=0)) >= self.layers:
                 raise ArgumentError(
-                    f"transformer `{self.name}` has {pluralize(self.layers, 'layer')}, but {field} names {most}",
+                    f"transformer `{self.name}` has {pluralize(self.layers, 'layer')}, but {field} names {maximum}",
                     f"name layers from 0 to {self.layers - 1}",
                 )
         if self.experts and not (self.expert_ffn and 0 < self.experts_per_token <= self.experts):
@@ -199,7 +199,7 @@ class Transformer:
 
     def holds_experts(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, has experts. Raise ArgumentError if there is no such layer."""
-        layer = check_int(f"the layer of transformer `{self.name}`", layer, least=0, most=self.layers - 1)
+        layer = check_int(f"the layer of transformer `{self.name}`", layer, minimum=0, maximum=self.layers - 1)
         return bool(self.experts) and layer not in self.dense_layers
 
     def kind(self, layer: int) -> Kind:
@@ -270,7 +270,7 @@ class Transformer:
 
     def ffn_parameters(self, width: int) -> int:
         """Return the parameters of a feed-forward network. Raise ArgumentError if its inner width is negative."""
-        width = check_int("the width", width, least=0)
+        width = check_int("the width", width, minimum=0)
         biases = width * (2 if self.gated else 1) + self.hidden if self.ffn_bias else 0
         return (3 if self.gated else 2) * self.hidden * width + biases
 

@@ -459,7 +459,7 @@ def server(site: PageApp, hosts: list[str]) -> Server:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            if len(self.connections) > most:
+            if len(self.connections) > maximum:
                 transport.abort()
             else:
                 self.loop.call_later(_FIRST_REQUEST_S, self._end_if_unasked)
@@ -468,14 +468,14 @@ def server(site: PageApp, hosts: list[str]) -> Server:
             if self.cycle is None and not self.transport.is_closing():
                 self.transport.close()
 
-    most = _connections()
+    maximum = _connections()
     config = uvicorn.Config(
         application(site, hosts),
         http=Guarded,
         log_level="error",
         access_log=False,
         lifespan="off",
-        limit_concurrency=most,
+        limit_concurrency=maximum,
         backlog=_AT_ONCE,
         timeout_graceful_shutdown=1,
     )

@@ -37,12 +37,12 @@ class Size:
     actions: int
     ranks: int
 
-    def within(self, most: Size) -> bool:
-        """Return whether neither number exceeds that of `most`."""
-        return self.actions <= most.actions and self.ranks <= most.ranks
+    def within(self, maximum: Size) -> bool:
+        """Return whether neither number exceeds that of `maximum`."""
+        return self.actions <= maximum.actions and self.ranks <= maximum.ranks
 
 
-MOST = Size(actions=2_000_000, ranks=10_000)
+MAX_SIZE = Size(actions=2_000_000, ranks=10_000)
 """Limit of the page. A rank takes more time than an action, because it has a row, a label and measures. Not tuned."""
 
 
@@ -70,9 +70,9 @@ LABELS = {
     "file": "Load a plan",
     "num_stages": "Ranks",
     "num_batches": "Micro-batches",
-    "chunks": "Chunks a rank",
+    "virtual_stages_per_rank": "Virtual stages per rank",
     "group_size": "Group size",
-    "cap": "Activations cap",
+    "activation_limit": "Activation limit",
     "forward_times": "Forward",
     "backward_times": "Backward",
     "input_gradient_times": "Input gradient",
@@ -135,19 +135,19 @@ def settings_of(items: Iterable[tuple[str, str]]) -> Settings:
 
 
 def size_of(settings: Settings, planned: Size | None = None) -> Size:
-    """Return the size of `settings`, where `planned` is one step of their plan. Raises ArgumentError beyond `MOST`."""
+    """Return the size of `settings`, where `planned` is a step of their plan. ArgumentError beyond `MAX_SIZE`."""
     setup = settings.setup
     if planned is None:
-        planned = Size(2 * setup.ranks * setup.micro_batches * (setup.chunks or 1), setup.ranks)
+        planned = Size(2 * setup.ranks * setup.micro_batches * (setup.virtual_stages_per_rank or 1), setup.ranks)
     schedules = max(1, len(settings.schedule))
     size = Size(planned.actions * schedules * setup.iterations, planned.ranks * schedules)
-    for asked, most, what in (
-        (size.actions, MOST.actions, "about {:,} actions"),
-        (size.ranks, MOST.ranks, "{:,} ranks"),
+    for asked, maximum, what in (
+        (size.actions, MAX_SIZE.actions, "about {:,} actions"),
+        (size.ranks, MAX_SIZE.ranks, "{:,} ranks"),
     ):
-        if asked > most:
+        if asked > maximum:
             raise ArgumentError(
-                f"the settings need {what.format(asked)}, but the limit of the page is {most:,}",
+                f"the settings need {what.format(asked)}, but the limit of the page is {maximum:,}",
                 "use `hpgo simulate` or `hpgo view`, which have no such limit",
             )
     return size
@@ -228,7 +228,7 @@ def numbers_of(plan: Plan) -> dict[str, str]:
         "schedule": plan.schedule,
         "num_stages": str(program.schedule.ranks),
         "num_batches": str(plan.micro_batches),
-        "chunks": str(plan.chunks),
+        "virtual_stages_per_rank": str(plan.virtual_stages_per_rank),
     }
     if costs is not None:
         texts |= {
@@ -280,7 +280,7 @@ class Plans:
     """Plan for each name in addresses."""
 
     def add(self, body: bytes, title: str) -> str:
-        """Add the JSON of a plan and return its name. Raises HpgoError for other text, and for plans beyond `MOST`."""
+        """Add the JSON of a plan and return its name. Raises HpgoError for other text and plans beyond `MAX_SIZE`."""
         from hpgo.planning.plans import Plan
 
         try:

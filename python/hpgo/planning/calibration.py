@@ -112,7 +112,7 @@ def calibrate(
 
     def evaluated(cluster: Cluster) -> Plan:
         known = replace(assumed, profile=corrected_profile, cluster=cluster)
-        return replace(plan, assumptions=known).reprice()
+        return replace(plan, assumptions=known).reevaluate()
 
     # Reductions overlap with computation, so their slowdown can only be found after both are corrected.
     slower = _reduction_slowdown(lambda ratio: evaluated(_with_slower_reductions(corrected_cluster, ratio)), measured)
@@ -195,8 +195,8 @@ def _profile(profile: Profile, program: Program, predicted: Breakdown, measured:
 
 
 def _cluster(cluster: Cluster, program: Program, predicted: Breakdown, measured: Breakdown) -> Cluster:
-    machine_of = [number for number, machine in enumerate(cluster.nodes) for _ in range(machine.count)]
-    spans = [{machine_of[device] for device in stage.devices} for stage in program.stages]
+    node_of = [number for number, node in enumerate(cluster.nodes) for _ in range(node.count)]
+    spans = [{node_of[device] for device in stage.devices} for stage in program.stages]
     ratios: dict[str, list[float]] = {}
     for stage, (old, new) in enumerate(zip(predicted.transfer_s, measured.transfer_s, strict=True)):
         if old and new:

@@ -31,7 +31,8 @@ LLM_PLAN_FORMAT = "hpgo.llm_plan"
 """Value of the key `format` in files of `hpgo.LlmPlan`."""
 _VERSION = 3
 _RENAMED_IN_3 = {
-    "compact_bound_s": "node_aligned_bound_s", "count_loading": "include_data_loading", "crossings": "boundary_tensors",
+    "chunks": "virtual_stages_per_rank", "compact_bound_s": "node_aligned_bound_s",
+    "count_loading": "include_data_loading", "crossings": "boundary_tensors",
     "equal_shares": "even_split", "free_lower_bound_s": "unrestricted_lower_bound_s",
     "free_stages": "unrestricted_stages",
     "free_step_s": "unrestricted_step_s", "in_flight": "max_in_flight", "kept_bytes": "saved_activation_bytes",
@@ -52,7 +53,7 @@ _SHARED = (
 """Fields that alternatives take from the plan in the file, or leave at their defaults."""
 _SINCE_2 = {
     "stop_reason", "saved_activation_bytes", "recomputed_bytes", "notes", "memory_preference", "node_aligned_bound_s",
-    "chunks", "input_gradient_s", "weight_gradient_s", "split_tied_weights", "searched_cuts_bound_s",
+    "virtual_stages_per_rank", "input_gradient_s", "weight_gradient_s", "split_tied_weights", "searched_cuts_bound_s",
 }  # fmt: skip
 """Keys that files of version 2 may lack, at any depth: it grew."""
 _SINCE_1 = {*_SINCE_2, "nodes", "boundary_tensors", "actions", "assumptions", "made_with", "plan", "restriction"}
@@ -134,6 +135,8 @@ def _with_names_of_3(value: Any) -> Any:
     }
     if isinstance(reason := found.get("stop_reason"), str):
         found["stop_reason"] = _STOP_REASONS_IN_3.get(reason, reason)
+    if found.get("name") == "straight pipeline":
+        found["name"] = "pipeline parallelism only"
     return found
 
 
@@ -282,7 +285,7 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
     # The bound of older files holds only for what was searched: compact placements, or a part of all cuts.
     if plan.placements == "compact" and "node_aligned_bound_s" not in section:
         plan = replace(plan, lower_bound_s=None, node_aligned_bound_s=plan.lower_bound_s)
-    if plan.cuts != "all" and plan.chunks == 1 and "searched_cuts_bound_s" not in section:
+    if plan.cuts != "all" and plan.virtual_stages_per_rank == 1 and "searched_cuts_bound_s" not in section:
         plan = replace(plan, lower_bound_s=None, searched_cuts_bound_s=plan.lower_bound_s)
     if plan.finished != finished:
         if plan.stop_reason is not None:

@@ -193,7 +193,7 @@ def _lacking_bytes(plan: Plan, question: PlanningProblem, framework: Framework) 
     ]
     return (
         max(
-            sum(saved_activation_bytes[at] for at in own.stages) - own.memory.activations_bytes - own.headroom_bytes
+            sum(saved_activation_bytes[at] for at in own.stages) - own.memory.activations_bytes - own.free_bytes
             for own in plan.groups
         )
         - aside_bytes
@@ -204,7 +204,7 @@ def _with_all_memory(plan: Plan, question: PlanningProblem) -> Plan:
     """Return `plan` and its alternatives with the memory that was set aside as free memory again."""
     memory = question.memory
     # The capacity of a stage is that of its smallest device.
-    bytes_of = [machine.device.memory_bytes for machine in question.cluster.nodes for _ in range(machine.count)]
+    bytes_of = [node.device.memory_bytes for node in question.cluster.nodes for _ in range(node.count)]
     stages = tuple(
         replace(stage, capacity_bytes=min(bytes_of[device] for device in stage.devices) - memory.reserved_bytes)
         for stage in plan.stages

@@ -27,7 +27,7 @@ def check_memory(
     *,
     name: str | None,
     in_flight_as_1f1b: bool = False,
-    chunks: bool = False,
+    virtual_stages_per_rank: bool = False,
 ) -> None:
     """Raise InfeasibleError if provably no plan fits in memory under the schedule `name`, or under any if it is None.
 
@@ -36,12 +36,12 @@ def check_memory(
         left_s: time limit in seconds, after which the check passes; None for no limit.
         name: the schedule; None if all are compared.
         in_flight_as_1f1b: whether each stage holds at least the micro-batches of 1F1B.
-        chunks: whether a device may run several virtual stages.
+        virtual_stages_per_rank: whether a device may run several virtual stages.
     """
     # The native check knows only its own schedules. Under 1F1B, its conditions are necessary for all others, too.
     asked = replace(question, schedule="1f1b")
     try:
-        if not asked.session.nothing_fits(asked, in_flight_as_1f1b, not chunks, left_s):
+        if not asked.session.nothing_fits(asked, in_flight_as_1f1b, not virtual_stages_per_rank, left_s):
             return
     except HpgoError:  # The search that follows reports errors of the problem itself.
         return
@@ -61,9 +61,7 @@ def check_memory(
 def _without_stages(question: PlanningProblem) -> str:
     """Return a reason for which no stages can fit: total memory or one layer. Empty if there is none."""
     profile, memory = question.profile, question.memory
-    capacities = [
-        (machine.device.memory_bytes - memory.reserved_bytes, machine.count) for machine in question.cluster.nodes
-    ]
+    capacities = [(node.device.memory_bytes - memory.reserved_bytes, node.count) for node in question.cluster.nodes]
     all_bytes, largest_bytes = sum(size * count for size, count in capacities), max(size for size, _ in capacities)
     of_weight = 1 + memory.gradients_per_weight + memory.optimizer_per_weight
     states_bytes = of_weight * sum(layer.parameter_bytes for layer in profile.layers)

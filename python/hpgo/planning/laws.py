@@ -19,7 +19,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo._core import at_batch
-from hpgo.base.laws import broken, check, is_equal, is_most
+from hpgo.base.laws import broken, check, is_at_most, is_equal
 from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster
@@ -69,7 +69,7 @@ def bounded(plan: Plan, name: str, bound_s: float | None) -> float | None:
         return None
     # The comparison has a tolerance for rounding, since bound and step are computed differently. A bound above the
     # step within this tolerance is cut, so that the gap is never negative.
-    if plan.fits and not is_most(bound_s, plan.step_s):
+    if plan.fits and not is_at_most(bound_s, plan.step_s):
         broken(f"the plan of `{shorten(plan.profile)}`", bound_is_below_step, f"`{name}`")
     return min(bound_s, plan.step_s)
 
@@ -120,7 +120,7 @@ class _Sources:
         """Speed of each device; empty if the cluster is unknown."""
         if self.cluster is None:
             return []
-        return [machine.device.speed for machine in self.cluster.nodes for _ in range(machine.count)]
+        return [node.device.speed for node in self.cluster.nodes for _ in range(node.count)]
 
 
 @dataclass(frozen=True)
@@ -192,14 +192,14 @@ def step_covers_work(one: _Checked) -> str:
     for group in plan.groups:
         stages = [plan.stages[at] for at in group.stages]
         work_s = plan.micro_batches * sum(stage.forward_s + stage.backward_s for stage in stages)
-        if not is_most(work_s, plan.step_s):
+        if not is_at_most(work_s, plan.step_s):
             return f"the devices of stage {group.stages[0]}"
     return ""
 
 
 def bubble_is_a_share(one: _Checked) -> str:
     """The bubble, the share of device time without computation, is between 0 and 1."""
-    return "" if is_most(0, one.plan.bubble, 1) and is_most(one.plan.bubble, 1) else "`bubble`"
+    return "" if is_at_most(0, one.plan.bubble, 1) and is_at_most(one.plan.bubble, 1) else "`bubble`"
 
 
 def bound_is_below_step(one: _Checked) -> str:
@@ -209,10 +209,10 @@ def bound_is_below_step(one: _Checked) -> str:
     if plan.restriction is not None:
         bounds_s["unrestricted_lower_bound_s"] = plan.restriction.unrestricted_lower_bound_s
     for name, bound_s in bounds_s.items():
-        if bound_s is not None and plan.fits and not is_most(bound_s, plan.step_s):
+        if bound_s is not None and plan.fits and not is_at_most(bound_s, plan.step_s):
             return f"`{name}`"
     for row in plan.alternatives:
-        if row.step_s is not None and not is_most(plan.lower_bound_s or 0.0, row.step_s):
+        if row.step_s is not None and not is_at_most(plan.lower_bound_s or 0.0, row.step_s):
             return f"`lower_bound_s` and `{row.name}`"
     return ""
 
@@ -228,7 +228,7 @@ def compared_steps_are_their_plans(one: _Checked) -> str:
         if row.step_s is not None and row.plan is not None and row.plan.step_s != row.step_s:
             return f"`{row.name}`"
     for row in plan.schedules:
-        if row.step_s is not None and not is_most(plan.step_s, row.step_s):
+        if row.step_s is not None and not is_at_most(plan.step_s, row.step_s):
             return f"`{row.name}`"
     return ""
 
@@ -238,10 +238,10 @@ def shares_make_the_micro_batch(one: _Checked) -> str:
     plan, assumed = one.plan, one.plan.assumptions
     for at, stage in enumerate(plan.stages):
         # Shares differ by at most one sample, so the largest is the quotient rounded up.
-        least, rest = divmod(plan.pipeline_micro_batch_size, stage.replicas)
+        minimum, rest = divmod(plan.pipeline_micro_batch_size, stage.replicas)
         uneven = rest and assumed is not None and assumed.even_split
-        small = assumed is not None and least < assumed.min_samples_per_replica
-        if stage.samples_per_replica != least + (rest > 0) or uneven or small:
+        small = assumed is not None and minimum < assumed.min_samples_per_replica
+        if stage.samples_per_replica != minimum + (rest > 0) or uneven or small:
             return f"stage {at}"
     return ""
 
@@ -298,7 +298,7 @@ def speed_up_is_possible(one: _Checked) -> str:
     )
     speeds = sum(one.sources.speeds[device] for group in plan.groups for device in group.devices)
     cheaper = one_device_s / shared_s if shared_s else inf
-    return "" if is_most(plan.speed_up, speeds * max(1.0, cheaper)) else "`speed_up`"
+    return "" if is_at_most(plan.speed_up, speeds * max(1.0, cheaper)) else "`speed_up`"
 
 
 def devices_hold_their_weights(one: _Checked) -> str:
@@ -307,11 +307,11 @@ def devices_hold_their_weights(one: _Checked) -> str:
     if one.sums:
         of = sum(held for _, _, held in one.sums)
         for at, (stage, (_, _, held)) in enumerate(zip(plan.stages, one.sums, strict=True)):
-            if not is_most(held, stage.memory.weights_bytes, of):
+            if not is_at_most(held, stage.memory.weights_bytes, of):
                 return f"stage {at}"
     for at, stage in enumerate(plan.stages):
         micro_batch = stage.saved_activation_bytes + stage.memory.recomputed_bytes
-        if not is_most(stage.memory.activations_bytes, stage.max_in_flight * micro_batch, stage.memory.total_bytes):
+        if not is_at_most(stage.memory.activations_bytes, stage.max_in_flight * micro_batch, stage.memory.total_bytes):
             return f"the activations of stage {at}"
     return ""
 
@@ -373,14 +373,14 @@ def terms_make_the_step(estimate: LlmEstimate) -> str:
 def estimate_covers_work(estimate: LlmEstimate) -> str:
     """A step takes at least as long as any rank computes, and at least its bound."""
     for at, rank in enumerate(estimate.stages):
-        if not is_most(estimate.micro_batches * (rank.forward_s + rank.backward_s), estimate.step_s):
+        if not is_at_most(estimate.micro_batches * (rank.forward_s + rank.backward_s), estimate.step_s):
             return f"rank {at}"
-    return "" if is_most(estimate.bound_s, estimate.step_s) else "`bound_s`"
+    return "" if is_at_most(estimate.bound_s, estimate.step_s) else "`bound_s`"
 
 
 def utilization_is_a_share(estimate: LlmEstimate) -> str:
     """Model FLOPs utilization (MFU) is between 0 and 1: GPUs do not exceed their peak rate."""
-    return "" if is_most(0, estimate.utilization, 1) and is_most(estimate.utilization, 1) else "`utilization`"
+    return "" if is_at_most(0, estimate.utilization, 1) and is_at_most(estimate.utilization, 1) else "`utilization`"
 
 
 def ranks_hold_the_model(estimate: LlmEstimate, layers: int, weights_bytes: float) -> str:
@@ -389,7 +389,7 @@ def ranks_hold_the_model(estimate: LlmEstimate, layers: int, weights_bytes: floa
     if [*(begin for begin, _ in parts), layers] != [0, *(end for _, end in parts)]:
         return "the layers of the ranks"
     held = sum(dict(rank.memory_bytes)["weights"] for rank in estimate.stages) * (estimate.gpus / len(estimate.stages))
-    return "" if is_most(weights_bytes, held) else "the weights of the ranks"
+    return "" if is_at_most(weights_bytes, held) else "the weights of the ranks"
 
 
 ESTIMATE_LAWS = (
@@ -464,7 +464,7 @@ def value_is_above_bound(plan: ChainPlan) -> str:
     named = {"throughput": plan.interval_s, "latency": plan.latency_s, "hosts": hosts}.get(plan.objective, plan.value)
     if not is_equal(plan.value, named):
         return "`value`"
-    return "" if is_most(plan.lower_bound, plan.value) else "`lower_bound`"
+    return "" if is_at_most(plan.lower_bound, plan.value) else "`lower_bound`"
 
 
 def hosts_hold_their_stages(plan: ChainPlan) -> str:
@@ -473,7 +473,7 @@ def hosts_hold_their_stages(plan: ChainPlan) -> str:
         (
             f"stage {at}"
             for at, one in enumerate(plan.stages, 1)
-            if not is_most(one.memory_bytes, one.host_memory_bytes)
+            if not is_at_most(one.memory_bytes, one.host_memory_bytes)
         ),
         "",
     )
@@ -483,7 +483,7 @@ def hosts_hold_their_weights(plan: ChainPlan, weights_bytes: Sequence[float]) ->
     """A host holds at least the weights of its stage's layers."""
     for at, (stage, held) in enumerate(zip(plan.stages, weights_bytes, strict=True), 1):
         rounded = (stage.last - stage.first + 1) / 1024  # The search rounds each layer to 1/1024 byte.
-        if not is_most(held, stage.memory_bytes + rounded):
+        if not is_at_most(held, stage.memory_bytes + rounded):
             return f"stage {at}"
     return ""
 
@@ -519,7 +519,7 @@ def original_speed_up_is_possible(answer: Original) -> str:
     """A speed-up of the original planner is at most the number of devices, which it takes to be equally fast."""
     used = sum(len(devices) for *_, devices in answer.stages) or answer.devices
     # Not a number fails both comparisons, so it is caught, too.
-    wrong = (one for one in answer.speed_ups if not (0 <= one < inf and is_most(one, used)))
+    wrong = (one for one in answer.speed_ups if not (0 <= one < inf and is_at_most(one, used)))
     return "" if next(wrong, None) is None else "`speedup`"
 
 

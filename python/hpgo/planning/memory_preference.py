@@ -101,13 +101,13 @@ def _variants(question: PlanningProblem, best: Plan, limit_s: float) -> Iterator
     index_of = {layer.id: index for index, layer in enumerate(question.profile.layers)}
     rows = [([index_of[layer] for layer in stage.layers], list(stage.devices)) for stage in best.stages]
     # A step has a forward and a backward pass per stage and micro-batch.
-    most = _MAX_ACTIONS // (2 * len(rows))
+    maximum = _MAX_ACTIONS // (2 * len(rows))
     # Every replica must get at least the smallest allowed number of samples.
-    least = max(stage.replicas for stage in best.stages) * question.min_samples_per_replica
+    minimum = max(stage.replicas for stage in best.stages) * question.min_samples_per_replica
     sizes = [
         size
         for size in question.pipeline_micro_batch_sizes
-        if least <= size < best.pipeline_micro_batch_size and question.global_batch_size // size <= most
+        if minimum <= size < best.pipeline_micro_batch_size and question.global_batch_size // size <= maximum
     ]
     depth = len(rows)
     min_in_flight = [min(best.micro_batches, depth - at) for at in range(depth)]  # The limits of 1F1B.
@@ -117,7 +117,7 @@ def _variants(question: PlanningProblem, best: Plan, limit_s: float) -> Iterator
     if True in question.recompute and not best.recompute:
         tried.append((best.pipeline_micro_batch_size, True, None))
     # Under 1F1B and GPipe, the limits in flight are fixed by the schedule, so only eager 1F1B has a choice.
-    if best.micro_batches <= most and question.schedule == "eager_1f1b":
+    if best.micro_batches <= maximum and question.schedule == "eager_1f1b":
         tried.append((best.pipeline_micro_batch_size, best.recompute, min_in_flight))
     for found in question.session.evaluate_each(question, rows, tried):
         if found is not None and found["step_s"] <= limit_s and (plan := plan_of(question, found)).fits:

@@ -63,10 +63,10 @@ def split(profile: Profile) -> Iterator[str]:
             ((layer, ratio) for layer in wrong for ratio in layer.split_ratios),
             key=lambda one: abs(log(one[1] or 1e-300)),  # The logarithm treats 0.5 and 2 alike.
         )
-        least, most = SPLIT_RATIOS
+        minimum, maximum = SPLIT_RATIOS
         yield (
-            f"input_gradient_s + weight_gradient_s of {pluralize(len(wrong), 'layer')} is not {percent(least)} to"
-            f" {percent(most)} of backward_s (`{shorten(layer.id)}`: {percent(ratio)}): both were rescaled so that"
+            f"input_gradient_s + weight_gradient_s of {pluralize(len(wrong), 'layer')} is not {percent(minimum)} to"
+            f" {percent(maximum)} of backward_s (`{shorten(layer.id)}`: {percent(ratio)}): both were rescaled so that"
             " their sum is backward_s; measure all three in the same passes, with `hpgo profile`"
         )
 
@@ -88,7 +88,7 @@ def _elsewhere(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[s
     if known is None:
         return
     # Devices are numbered node by node, so this list maps a number to its type.
-    types = [machine.device for machine in question.cluster.nodes for _ in range(machine.count)]
+    types = [node.device for node in question.cluster.nodes for _ in range(node.count)]
     used = {types[device] for stage in stages for device in stage.devices}
     # A cluster that sets `speed` has accounted for the difference, so only devices of speed 1 are suspicious.
     others = sorted({device.name for device in used if device.speed == 1 and not same_card(known.type, device.name)})

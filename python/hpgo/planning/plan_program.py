@@ -1,4 +1,4 @@
-"""Schedule and program of a plan, for `Plan.orders` and `Plan.program`."""
+"""Schedule and program of a plan, for `Plan.to_schedule` and `Plan.program`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
 
 
-def orders_of(plan: Plan, schedule: ScheduleName | None) -> Schedule:
+def schedule_of(plan: Plan, schedule: ScheduleName | None) -> Schedule:
     """Return the schedule of a plan, with one rank for each group of devices."""
     asked = plan.schedule if schedule is None else schedule
     name = choice("schedule", asked, (family.name for family in schedules()), ScheduleError)
@@ -38,22 +38,28 @@ def orders_of(plan: Plan, schedule: ScheduleName | None) -> Schedule:
         name,
         ranks=ranks,
         micro_batches=micro_batches,
-        chunks=plan.chunks if plan.chunks > 1 else None,
+        virtual_stages_per_rank=plan.virtual_stages_per_rank if plan.virtual_stages_per_rank > 1 else None,
         # The greedy zero-bubble schedule was planned under a limit, which must hold again.
-        cap=max(in_flight) if planned and name == "zb" else None,
+        activation_limit=max(in_flight) if planned and name == "zb" else None,
         durations=durations_of(plan),
     )
 
 
 def _check_shape(plan: Plan, name: ScheduleName) -> None:
     """Raise ArgumentError if the family `name` does not place the plan's stages on its groups."""
-    groups, chunks = plan.groups, plan.chunks
+    groups, virtual_stages_per_rank = plan.groups, plan.virtual_stages_per_rank
     family = next((family for family in schedules() if family.name == name), None)
     # Families with a fixed number of virtual stages must not get one.
-    several = chunks if family is not None and family.chunks in {"2 or more", "even"} and chunks > 1 else None
-    own = build(name, ranks=len(groups), micro_batches=plan.micro_batches, chunks=several)
+    several = (
+        virtual_stages_per_rank
+        if family is not None
+        and family.virtual_stages_per_rank in {"2 or more", "even"}
+        and virtual_stages_per_rank > 1
+        else None
+    )
+    own = build(name, ranks=len(groups), micro_batches=plan.micro_batches, virtual_stages_per_rank=several)
     if own.rank_of_stage != _rank_of_stage(plan):
-        each = "one stage" if chunks == 1 else f"{chunks} stages"
+        each = "one stage" if virtual_stages_per_rank == 1 else f"{virtual_stages_per_rank} stages"
         raise ArgumentError(
             f"`{name}` runs {own.stages} stages on {own.ranks} ranks, but the plan has {each} per rank"
             + (", on other ranks" if own.stages == len(plan.stages) else ""),
@@ -85,22 +91,22 @@ def durations_of(plan: Plan) -> Durations:
 def _recorded(plan: Plan) -> Schedule:
     """Return the schedule of the action lists in the plan. Raises ArgumentError if they are of other stages."""
     # A user may have edited the file, so its action lists are checked against its stages.
-    orders = Schedule.from_text("\n".join(plan.actions), name=plan.schedule)
-    if orders.rank_of_stage != _rank_of_stage(plan) or orders.total_micro_batches != plan.micro_batches:
+    schedule = Schedule.from_text("\n".join(plan.actions), name=plan.schedule)
+    if schedule.rank_of_stage != _rank_of_stage(plan) or schedule.total_micro_batches != plan.micro_batches:
         raise ArgumentError(
-            f"the plan's actions are for {orders.stages} stages on {orders.ranks} ranks and"
-            f" {orders.total_micro_batches} micro-batches, but it has {len(plan.stages)} stages,"
-            f" {'one per rank' if plan.chunks == 1 else f'on {len(plan.groups)} groups of devices'}, and"
-            f" {plan.micro_batches} micro-batches",
+            f"the plan's actions are for {schedule.stages} stages on {schedule.ranks} ranks and"
+            f" {schedule.total_micro_batches} micro-batches, but it has {len(plan.stages)} stages,"
+            f" {'one per rank' if plan.virtual_stages_per_rank == 1 else f'on {len(plan.groups)} groups of devices'},"
+            f" and {plan.micro_batches} micro-batches",
             "restore `actions` as `hpgo plan` wrote them",
         )
-    return orders
+    return schedule
 
 
 def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
     """Return the program of a plan: its stages, devices, schedule and times."""
     made = program(
-        orders_of(plan, schedule),
+        schedule_of(plan, schedule),
         [(stage.layers, stage.devices) for stage in plan.stages],
         pipeline_micro_batch_size=plan.pipeline_micro_batch_size,
         global_batch_size=plan.global_batch_size,
@@ -114,5 +120,5 @@ def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
     )
     cluster = None if plan.assumptions is None else plan.assumptions.cluster
     # A plan that was saved without its cluster does not know the device types.
-    types = tuple(machine.device.name for machine in cluster.nodes) if isinstance(cluster, Cluster) else ()
+    types = tuple(node.device.name for node in cluster.nodes) if isinstance(cluster, Cluster) else ()
     return replace(made, model=plan.profile, cluster=plan.cluster, device_types=types)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 from hpgo.base.checks import check_int, check_list, check_progress, device_number, number
 from hpgo.base.messages import as_whole, safe_repr
 from hpgo.errors import ArgumentError, TimeLimitError
-from hpgo.hardware.cluster import MOST_DEVICES
+from hpgo.hardware.cluster import MAX_DEVICES
 from hpgo.planning.laws import checked
 from hpgo.planning.memory_preference import min_memory, with_leaner
 from hpgo.planning.problem import NO_LIMIT, SCHEDULES, PlanningProblem
@@ -61,12 +61,12 @@ def plan(
         schedule="eager_1f1b": `1f1b`, `eager_1f1b` or `gpipe`; `zb_h1`, `zb_h2`, `zb`, `1f1b_overlap` or
             `sequential`, which are simulated on cuts that the search finds, without a bound; `interleaved`,
             `interleaved_overlap`, `looped_bfs`, `hanayo`, `interleaved_zb`, `zb_v`, `v_half`, `v_min` or `dualpipe_v`,
-            which have virtual stages (`Plan.chunks`) and a separate search and bound; or `auto`, which compares all in
-            `Plan.schedules` and returns the one with the shortest step.
+            which have virtual stages (`Plan.virtual_stages_per_rank`) and a separate search and bound; or `auto`, which
+            compares all in `Plan.schedules` and returns the one with the shortest step.
         pipeline_micro_batch_size=None: samples per micro-batch over all replicas of a stage; None tries all divisors of
             the batch that make at most 65,536 micro-batches.
-        min_micro_batch_size=None: minimum samples per micro-batch and replica; None is the smallest batch size of the
-            profile, because times below it are not reliable.
+        min_samples_per_replica=None: minimum samples of a replica per micro-batch; None is the smallest batch size of
+            the profile, because times below it are not reliable.
         recompute=False: keep activations (False), recompute them in the backward pass (True), or take the better of
             both ("auto").
         even_split=False: give all replicas of a stage the same number of samples (True), or allow a difference of
@@ -92,13 +92,15 @@ def plan(
     started_s = time.monotonic()
     question = PlanningProblem.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if max_stages is not None:
-        question = replace(question, max_stages=check_int("max_stages", max_stages, most=NO_LIMIT - 1))
+        question = replace(question, max_stages=check_int("max_stages", max_stages, maximum=NO_LIMIT - 1))
     if time_limit_s is not None:
         time_limit_s = number(
             "time_limit_s", time_limit_s, above=0, infinite=True, hint="give a positive number of seconds"
         )
     if tolerance is not None:
-        tolerance = number("tolerance", tolerance, most=1, hint="give a share of the step from 0 to 1: 0.005 is 0.5 %")
+        tolerance = number(
+            "tolerance", tolerance, maximum=1, hint="give a share of the step from 0 to 1: 0.005 is 0.5 %"
+        )
     check_progress(progress)
     until_s = None if time_limit_s is None else started_s + time_limit_s
 
@@ -167,7 +169,7 @@ def evaluate(
         global_batch_size: samples per training step.
         options: the options of `plan`. Without `pipeline_micro_batch_size`, the best one is chosen.
 
-    Plans that do not fit in memory are evaluated, too: see `Plan.fits` and `Stage.headroom_bytes`. Under `eager_1f1b`,
+    Plans that do not fit in memory are evaluated, too: see `Plan.fits` and `Stage.free_bytes`. Under `eager_1f1b`,
     each stage runs ahead as far as memory allows, or less if that is faster in the simulation.
 
     Raises ArgumentError for layers or devices that are unknown, missing or used twice.
@@ -229,10 +231,10 @@ def rows_of(
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
     rows: list[tuple[list[int], list[int]]] = []
     taken = 0
-    for at, stage in enumerate(check_list("stages", stages, most=len(profile.layers))):
+    for at, stage in enumerate(check_list("stages", stages, maximum=len(profile.layers))):
         if not isinstance(stage, tuple | list) or len(stage) != 2:
             raise ArgumentError(f"stage {at} is {safe_repr(stage)}", "give each stage its layers and its devices")
-        layers, devices = stage[0], check_list(f"the devices of stage {at}", stage[1], most=MOST_DEVICES)
+        layers, devices = stage[0], check_list(f"the devices of stage {at}", stage[1], maximum=MAX_DEVICES)
         # A number means the next layers in order, so that users need not list ids.
         if as_whole(layers) is not None:
             layers = check_int(f"the number of layers of stage {at}", layers)
@@ -244,7 +246,7 @@ def rows_of(
             indices = list(range(taken, taken + layers))
         else:
             indices = []
-            for layer in check_list(f"the layers of stage {at}", layers, most=len(profile.layers)):
+            for layer in check_list(f"the layers of stage {at}", layers, maximum=len(profile.layers)):
                 if not isinstance(layer, str) or layer not in index_of:
                     raise ArgumentError(
                         f"profile `{profile.name}` has no layer {safe_repr(layer)}",

@@ -102,7 +102,7 @@ class ScheduleChoice(Record):
     shortfall_bytes: float
     """Memory that a device lacks, in bytes; 0 if the plan fits."""
     stages: int
-    chunks: int
+    virtual_stages_per_rank: int
     """Virtual stages per device."""
     pipeline_micro_batch_size: int
     planned: bool
@@ -146,10 +146,10 @@ class Restriction(Record):
         step_s = number("step_s", step_s)
         if self.unrestricted_step_s is None or self.unrestricted_lower_bound_s is None:
             return None
-        least, most = (
+        minimum, maximum = (
             _ratio(step_s, free_s) - 1 for free_s in (self.unrestricted_step_s, self.unrestricted_lower_bound_s)
         )
-        return max(0.0, least), max(0.0, most)
+        return max(0.0, minimum), max(0.0, maximum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class Plan(Record):
     actions: tuple[str, ...] = ()
     """Action list of each group of devices, in the format of `Schedule.to_text`; empty if schedule name and
     micro-batches in flight determine it."""
-    chunks: int = 1
+    virtual_stages_per_rank: int = 1
     """Virtual stages per device. Stages with the same devices share them."""
     assumptions: Assumptions | None = None
     """The planning problem; None in files of version 1. See `assumed`."""
@@ -257,11 +257,12 @@ class Plan(Record):
                 " but the last",
                 _AGAIN,
             )
-        # Virtual stages are spread evenly: each group of devices runs `chunks` of them.
+        # Virtual stages are spread evenly: each group of devices runs `virtual_stages_per_rank` of them.
         groups = len(self.groups)
-        if self.chunks < 1 or groups * self.chunks != len(self.stages):
+        if self.virtual_stages_per_rank < 1 or groups * self.virtual_stages_per_rank != len(self.stages):
             raise ArgumentError(
-                f"`chunks` is {self.chunks}, but {len(self.stages)} stages are on {groups} groups of devices",
+                f"`virtual_stages_per_rank` is {self.virtual_stages_per_rank}, but"
+                f" {len(self.stages)} stages are on {groups} groups of devices",
                 _AGAIN,
             )
         if self.actions and len(self.actions) != groups:
@@ -288,7 +289,7 @@ class Plan(Record):
 
     @property
     def groups(self) -> tuple[DeviceGroup, ...]:
-        """Groups of devices with the same stages, in the order of their first stages: the ranks of `orders`.
+        """Groups of devices with the same stages, in the order of their first stages: the ranks of `to_schedule`.
 
         >>> import hpgo
         >>> profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
@@ -335,21 +336,21 @@ class Plan(Record):
     @property
     def shortfall_bytes(self) -> float:
         """Largest amount of memory that a device lacks, in bytes; 0 if the plan fits."""
-        return max(0.0, -min(group.headroom_bytes for group in self.groups))
+        return max(0.0, -min(group.free_bytes for group in self.groups))
 
     @property
     def limit(self) -> str:
         """Bottleneck of the step, as a sentence."""
         return bottleneck.describe(self.stages, self.micro_batches, self.step_s)
 
-    def orders(self, schedule: ScheduleName | None = None) -> Schedule:
+    def to_schedule(self, schedule: ScheduleName | None = None) -> Schedule:
         """Return the schedule of the plan, with one rank for each of `groups`, or that of the family `schedule`.
 
         Raises ArgumentError for a family that does not place stages on ranks like the plan.
         """
-        from hpgo.planning.plan_program import orders_of  # Searches don't need it.
+        from hpgo.planning.plan_program import schedule_of  # Searches don't need it.
 
-        return orders_of(self, schedule)
+        return schedule_of(self, schedule)
 
     @property
     def durations(self) -> Durations:
@@ -403,7 +404,7 @@ class Plan(Record):
             )
         return self.assumptions
 
-    def reprice(self, *, profile: Profile | None = None, cluster: Cluster | None = None) -> Plan:
+    def reevaluate(self, *, profile: Profile | None = None, cluster: Cluster | None = None) -> Plan:
         """Return the plan with its step time computed again, equal to the saved one to the last digit.
 
         `profile` and `cluster` are needed only for a plan that was saved without them. Raises ArgumentError if they are
@@ -411,12 +412,12 @@ class Plan(Record):
 
         >>> import hpgo
         >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
-        >>> hpgo.Plan.from_json(plan.to_json()).reprice().step_s == plan.step_s
+        >>> hpgo.Plan.from_json(plan.to_json()).reevaluate().step_s == plan.step_s
         True
         """
-        from hpgo.planning.reevaluate import reprice  # It imports this module.
+        from hpgo.planning.reevaluate import reevaluate  # It imports this module.
 
-        return reprice(self, profile, cluster)
+        return reevaluate(self, profile, cluster)
 
     def replan(self, devices: int) -> Plan:
         """Return the best plan on the first `devices` devices of the cluster, for the same profile, batch and schedule.

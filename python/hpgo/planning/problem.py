@@ -87,7 +87,7 @@ class PlanOptions(TypedDict, total=False):
 
     schedule: PlannedSchedule
     pipeline_micro_batch_size: int | None
-    min_micro_batch_size: int | None
+    min_samples_per_replica: int | None
     recompute: bool | Literal["auto"]
     even_split: bool
     overlap: bool
@@ -155,7 +155,7 @@ class PlanningProblem:
         global_batch_size: int,
         schedule: str = DEFAULT_SCHEDULE,
         pipeline_micro_batch_size: int | None = None,
-        min_micro_batch_size: int | None = None,
+        min_samples_per_replica: int | None = None,
         recompute: bool | str = False,
         even_split: bool = False,
         overlap: bool = True,
@@ -173,11 +173,11 @@ class PlanningProblem:
             )
         profile, cluster = profile_of(profile), cluster_of(cluster)
         check_gpus(profile, cluster)
-        global_batch_size = check_int("global_batch_size", global_batch_size, most=NO_LIMIT - 1)
+        global_batch_size = check_int("global_batch_size", global_batch_size, maximum=NO_LIMIT - 1)
         # Times below the smallest measured batch size are extrapolated, so they need the consent of the caller.
         smallest = profile.batch_sizes[0]
-        if min_micro_batch_size is not None:
-            smallest = check_int("min_micro_batch_size", min_micro_batch_size, most=NO_LIMIT - 1)
+        if min_samples_per_replica is not None:
+            smallest = check_int("min_samples_per_replica", min_samples_per_replica, maximum=NO_LIMIT - 1)
         sizes = _pipeline_micro_batch_sizes(profile, global_batch_size, pipeline_micro_batch_size, smallest)
         if not (isinstance(recompute, bool) or (isinstance(recompute, str) and recompute == "auto")):
             raise ArgumentError(f"recompute is {safe_repr(recompute)}", "choose True, False or 'auto'")
@@ -225,7 +225,9 @@ def _pipeline_micro_batch_sizes(
         largest = global_batch_size
         sizes = [size for size in parts if size >= smallest and global_batch_size // size <= _MAX_MICRO_BATCHES]
     else:
-        pipeline_micro_batch_size = check_int("pipeline_micro_batch_size", pipeline_micro_batch_size, most=NO_LIMIT - 1)
+        pipeline_micro_batch_size = check_int(
+            "pipeline_micro_batch_size", pipeline_micro_batch_size, maximum=NO_LIMIT - 1
+        )
         if global_batch_size % pipeline_micro_batch_size:
             # Of two divisors at the same distance, suggest the smaller one.
             nearest = min(parts, key=lambda size: (abs(size - pipeline_micro_batch_size), size))
@@ -249,9 +251,9 @@ def _pipeline_micro_batch_sizes(
         asked = f"the {smallest} that profile `{profile.name}` was measured with"
         raise ArgumentError(
             f"a micro-batch of {pluralize(largest, 'sample')} is smaller than"
-            f" {asked if measured else f'min_micro_batch_size, {smallest}'}",
+            f" {asked if measured else f'min_samples_per_replica, {smallest}'}",
             f"raise the batch size, or {'trust the profile below that' if measured else 'allow that'}"
-            f" with min_micro_batch_size={largest}",
+            f" with min_samples_per_replica={largest}",
         )
     return tuple(sizes)
 
@@ -269,7 +271,7 @@ def _checked(given: MemoryModel | OptimizerName | None, cluster: Cluster) -> Mem
         reserved_bytes=number("reserved_bytes", memory.reserved_bytes),
     )
     # If the reserve exceeds every device, no plan can fit. This error is clearer than an infeasible search.
-    largest = max((machine.device for machine in cluster.nodes), key=lambda device: device.memory_bytes)
+    largest = max((node.device for node in cluster.nodes), key=lambda device: device.memory_bytes)
     if memory.reserved_bytes >= largest.memory_bytes:
         raise ArgumentError(
             f"reserved_bytes is {format_bytes(memory.reserved_bytes)}, but `{largest.name}` has"

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from hpgo.planning.plans import Plan
 
 
-def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None = None) -> Plan:
-    """Return `plan` with its step time computed again. `Plan.reprice` documents it; nothing is searched."""
+def reevaluate(plan: Plan, profile: Profile | None = None, cluster: Cluster | None = None) -> Plan:
+    """Return `plan` with its step time computed again. `Plan.reevaluate` documents it; nothing is searched."""
     assumed = plan.assumed
     profile = known_source("profile", plan.profile, assumed.profile, profile)
     cluster = known_source("cluster", plan.cluster, assumed.cluster, cluster)
@@ -28,7 +28,7 @@ def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None 
         schedule=plan.schedule,
         # A fixed size and recomputation leave the problem with only one candidate, the saved plan.
         pipeline_micro_batch_size=plan.pipeline_micro_batch_size,
-        min_micro_batch_size=assumed.min_samples_per_replica,
+        min_samples_per_replica=assumed.min_samples_per_replica,
         recompute=plan.recompute,
         even_split=assumed.even_split,
         overlap=assumed.overlap,
@@ -40,4 +40,4 @@ def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None 
     # the recorded order, because it may have been fitted to the times.
     if plan.schedule in SCHEDULES:
         return checked(evaluated(question, stages, max_in_flight=[stage.max_in_flight for stage in plan.stages]))
-    return checked(evaluated(question, stages, orders=plan.orders()))
+    return checked(evaluated(question, stages, schedule=plan.to_schedule()))

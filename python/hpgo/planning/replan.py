@@ -25,7 +25,7 @@ def replan(plan: Plan, devices: int) -> Plan:
         profile,
         cluster.first(devices),
         global_batch_size=plan.global_batch_size,
-        min_micro_batch_size=assumed.min_samples_per_replica,
+        min_samples_per_replica=assumed.min_samples_per_replica,
         recompute="auto",  # Fewer devices have less memory in total.
         even_split=assumed.even_split,
         overlap=assumed.overlap,

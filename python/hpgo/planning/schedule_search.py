@@ -76,7 +76,7 @@ def best_of_one(question: PlanningProblem, *, time_limit_s: float | None, progre
     # A cheap check of necessary conditions comes first, because a search can take minutes to find no plan.
     check_memory(
         question, time_limit_s, name=name, in_flight_as_1f1b=name in ONE_STAGE and name not in FRUGAL,
-        chunks=name in VIRTUAL_STAGES,
+        virtual_stages_per_rank=name in VIRTUAL_STAGES,
     )  # fmt: skip
     # Explanations of missing memory need a schedule of the native search. 1F1B is the closest one.
     flushed = replace(question, schedule="1f1b")
@@ -105,7 +105,7 @@ def best_of_all(question: PlanningProblem, *, time_limit_s: float | None, progre
     Raises InfeasibleError if no schedule fits, with the shortfall under eager 1F1B.
     """
     # The conditions with virtual stages are weaker. Only if these fail, no plan of either kind can fit.
-    check_memory(question, time_limit_s, name=None, chunks=True)
+    check_memory(question, time_limit_s, name=None, virtual_stages_per_rank=True)
     # A framework restricts the comparison to its own schedules.
     names = [name for name in _ALL if question.framework is None or name in question.framework.schedules]
     first = "eager_1f1b" if "eager_1f1b" in names else "1f1b"
@@ -174,7 +174,7 @@ def _choice(question: PlanningProblem, tried: _core.TriedRecord) -> ScheduleChoi
         peak_bytes=max(group.memory.total_bytes for group in plan.groups),
         shortfall_bytes=plan.shortfall_bytes,
         stages=len(plan.stages),
-        chunks=plan.chunks,
+        virtual_stages_per_rank=plan.virtual_stages_per_rank,
         pipeline_micro_batch_size=plan.pipeline_micro_batch_size,
         planned=True,
         reason=plan.limit if plan.fits else f"lacks {format_bytes(plan.shortfall_bytes)} on a device",

@@ -10,7 +10,7 @@ from hpgo._core import at_batch
 from hpgo.base.divisors import divisors
 from hpgo.base.units import format_bytes
 from hpgo.errors import HpgoError, InfeasibleError
-from hpgo.hardware.cluster import MOST_DEVICES
+from hpgo.hardware.cluster import MAX_DEVICES
 from hpgo.planning.laws import bounded
 from hpgo.planning.notes import notes
 from hpgo.planning.plans import Alternative, Assumptions, Plan
@@ -70,7 +70,7 @@ def evaluated(
     stages: Sequence[tuple[list[int], list[int]]],
     *,
     max_in_flight: Sequence[int] | None = None,
-    orders: Schedule | None = None,
+    schedule: Schedule | None = None,
 ) -> Plan:
     """Return the plan with these stages, under the question's schedule.
 
@@ -78,9 +78,9 @@ def evaluated(
         question: the planning problem.
         stages: layers, by their index in the profile, and devices of each stage.
         max_in_flight: limits in flight of all stages, under 1F1B, eager 1F1B or GPipe; None lets the planner choose.
-        orders: action lists of all ranks, under other schedules; None lets the planner choose.
+        schedule: action lists of all ranks, under other schedules; None lets the planner choose.
     """
-    found = question.session.evaluate(question, stages, max_in_flight, orders)
+    found = question.session.evaluate(question, stages, max_in_flight, schedule)
     # The native planner returns devices in its own order. Rank programs depend on the order that was given.
     for record, (_, devices) in zip(found["stages"], stages, strict=True):
         record["devices"] = devices
@@ -98,7 +98,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
                 layers=tuple(profile.layers[index].id for index in record["layers"]),
                 devices=tuple(record["devices"]),
                 max_in_flight=record["max_in_flight"],
-                samples_per_replica=cost["share"],
+                samples_per_replica=cost["samples_per_replica"],
                 forward_s=cost["forward_s"],
                 backward_s=cost["backward_s"],
                 transfer_s=cost["transfer_s"],
@@ -121,7 +121,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
         pipeline_micro_batch_size=pipeline_micro_batch_size,
         recompute=found["recompute"],
         stages=tuple(stages),
-        chunks=found["virtual_stages"],
+        virtual_stages_per_rank=found["virtual_stages_per_rank"],
         actions=tuple(found["actions"] or ()),
         step_s=found["step_s"],
         one_device_step_s=question.global_batch_size
@@ -129,7 +129,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
         * _profile_step_s(profile, pipeline_micro_batch_size),
         loading_s=question.loading_s,
         cluster_devices=question.cluster.devices,
-        nodes=tuple(machine.count for machine in question.cluster.nodes),
+        nodes=tuple(node.count for node in question.cluster.nodes),
         split_tied_weights=_parted(profile, stages),
         boundary_tensors=_crossings(
             profile, [record["layers"] for record in found["stages"]], pipeline_micro_batch_size
@@ -204,7 +204,7 @@ def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
     alternatives = []
     for name, found, reason in (
         ("data parallelism", classics["data_parallel"], shared),
-        ("straight pipeline", classics["pipeline_only"], pipeline_only),
+        ("pipeline parallelism only", classics["pipeline_only"], pipeline_only),
     ):
         if found is None:
             alternatives.append(Alternative(name, None, 0, 0, 0.0, reason))
@@ -237,7 +237,7 @@ def explained(error: InfeasibleError, question: PlanningProblem) -> InfeasibleEr
     if found is None:
         return error
     closest, helps = found
-    index, stage = min(enumerate(closest.stages), key=lambda row: row[1].headroom_bytes)
+    index, stage = min(enumerate(closest.stages), key=lambda row: row[1].free_bytes)
     # The stage is limited by its smallest device, so that is the one to name.
     device = _smallest(question.cluster, stage.devices)
     reserved_bytes = question.memory.reserved_bytes
@@ -255,7 +255,7 @@ def explained(error: InfeasibleError, question: PlanningProblem) -> InfeasibleEr
         f" ({len(stage.layers)} layers, micro-batch {closest.pipeline_micro_batch_size}) needs"
         f" {format_bytes(stage.memory.total_bytes)} on each device, but `{device}` has"
         f" {format_bytes(stage.capacity_bytes + reserved_bytes)}{reserved}:"
-        f" {format_bytes(-stage.headroom_bytes)} short",
+        f" {format_bytes(-stage.free_bytes)} short",
         hint,
     )
 
@@ -271,7 +271,7 @@ def _packed(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
     # The native call returns one flag per change in exactly this order.
     words = ["recompute activations", "shard the optimizer state", _BOTH, "choose schedule `zb`"]
     # Larger clusters are rejected on input, so doubling must not be suggested.
-    if 2 * question.cluster.devices <= MOST_DEVICES:
+    if 2 * question.cluster.devices <= MAX_DEVICES:
         words.append(f"use {2 * question.cluster.devices} devices")
     helps = [name for name, fit in zip(words, fits, strict=False) if fit]
     # Suggest both changes together only if no single change is enough.
@@ -296,7 +296,7 @@ def _searched(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
         (_BOTH, replace(recomputed, memory=sharded)),
         ("choose schedule `zb`", single),  # It needs only one micro-batch in flight, like a step of one.
     ]
-    if 2 * question.cluster.devices <= MOST_DEVICES:
+    if 2 * question.cluster.devices <= MAX_DEVICES:
         doubled = replace(question.cluster, nodes=question.cluster.nodes * 2)
         changes.append((f"use {doubled.devices} devices", replace(question, cluster=doubled)))
     for words, changed in changes:
@@ -312,5 +312,5 @@ def _searched(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
 
 def _smallest(cluster: Cluster, devices: Sequence[int]) -> str:
     """Return the type of the device with the smallest memory."""
-    types = [machine.device for machine in cluster.nodes for _ in range(machine.count)]
+    types = [node.device for node in cluster.nodes for _ in range(node.count)]
     return min((types[device] for device in devices), key=lambda device: device.memory_bytes).name

@@ -49,8 +49,8 @@ class Costs:
     """Seconds and bytes of the stages of a program. `hpgo.simulate` documents the shape of each field.
 
     >>> import hpgo
-    >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
-    >>> hpgo.simulate(orders, costs=hpgo.Costs(forward_s=1.0, backward_s=2.0, transfer_s=0.5)).makespan_s
+    >>> schedule = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+    >>> hpgo.simulate(schedule, costs=hpgo.Costs(forward_s=1.0, backward_s=2.0, transfer_s=0.5)).makespan_s
     17.0
     """
 

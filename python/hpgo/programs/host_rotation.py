@@ -88,7 +88,7 @@ def along(routes: Sequence[tuple[int, ...]], micro_batches: int) -> Schedule:
 
     Micro-batches are numbered chain by chain, so that each chain has a contiguous range.
 
-    >>> along([(0, 1), (0, 2)], 3).orders
+    >>> along([(0, 1), (0, 2)], 3).action_lists
     [['0F0', '2F2', '0F1'], ['1F0', '1F1'], ['3F2']]
     """
     # A single route is an ordinary pipeline. Use the standard family, so that reports and pictures call it by its name.

@@ -100,7 +100,7 @@ class PipelineLayout(Record):
             for stage in self.stages
         )
 
-    def chunks(self, ranks: int) -> int:
+    def virtual_stages_per_rank(self, ranks: int) -> int:
         """Return the number of virtual stages per rank. Raise ArgumentError if the stages can't be divided evenly."""
         ranks = check_int("ranks", ranks)
         if len(self.stages) % ranks:
@@ -117,9 +117,15 @@ class PipelineLayout(Record):
         """
         from hpgo.programs.schedule import schedule
 
-        chunks = self.chunks(ranks)
+        virtual_stages_per_rank = self.virtual_stages_per_rank(ranks)
         micro_batches = check_int("micro_batches", micro_batches)
-        if chunks == 1:
+        if virtual_stages_per_rank == 1:
             return schedule("1f1b", ranks=ranks, micro_batches=micro_batches)
         group_size = min(ranks, micro_batches) if group_size is None else group_size
-        return schedule("interleaved", ranks=ranks, micro_batches=micro_batches, chunks=chunks, group_size=group_size)
+        return schedule(
+            "interleaved",
+            ranks=ranks,
+            micro_batches=micro_batches,
+            virtual_stages_per_rank=virtual_stages_per_rank,
+            group_size=group_size,
+        )

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
-from hpgo.base.checks import MOST_GPUS, check_int, check_is, check_list, check_text, device_number
+from hpgo.base.checks import MAX_GPUS, check_int, check_is, check_list, check_text, device_number
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.messages import as_whole, exactly, safe_repr, spans_of
 from hpgo.base.validated import Record, check_fields
@@ -100,9 +100,9 @@ class Program(Record):
         """Description of each rank of the schedule, by rank: its number, its devices and its layers.
 
         >>> import hpgo
-        >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
+        >>> schedule = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
         >>> stages = [(["a"], [0, 1]), (["b"], [2])]
-        >>> hpgo.program(orders, stages, pipeline_micro_batch_size=2, global_batch_size=4).row_names
+        >>> hpgo.program(schedule, stages, pipeline_micro_batch_size=2, global_batch_size=4).row_names
         ('stage 0 (2 devices, a)', 'stage 1 (b)')
         """
         of_rank: dict[int, list[ProgramStage]] = {}
@@ -127,9 +127,9 @@ class Program(Record):
         """Groups of layers, and the ranks over which their gradients are reduced, in the order of the stages.
 
         >>> import hpgo
-        >>> orders = hpgo.schedule("gpipe", ranks=2, micro_batches=4)
+        >>> schedule = hpgo.schedule("gpipe", ranks=2, micro_batches=4)
         >>> stages = [(["a", "b"], [0, 1]), (["c"], [2])]
-        >>> two = hpgo.program(orders, stages, pipeline_micro_batch_size=4, global_batch_size=16)
+        >>> two = hpgo.program(schedule, stages, pipeline_micro_batch_size=4, global_batch_size=16)
         >>> [(one.layers, one.ranks) for one in two.sums]
         [(('a', 'b'), (0, 1)), (('c',), (2,))]
         """
@@ -149,9 +149,9 @@ class Program(Record):
         Raises ArgumentError for a rank outside 0 to `world_size` - 1.
 
         >>> import hpgo
-        >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
+        >>> schedule = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
         >>> stages = [(["a"], [0, 1]), (["b"], [2])]
-        >>> two = hpgo.program(orders, stages, pipeline_micro_batch_size=3, global_batch_size=6)
+        >>> two = hpgo.program(schedule, stages, pipeline_micro_batch_size=3, global_batch_size=6)
         >>> mine = two.for_rank(1)
         >>> [(action.kind, action.micro_batch) for action in mine.actions]
         [('F', 0), ('F', 1), ('B', 0), ('B', 1)]
@@ -166,10 +166,10 @@ class Program(Record):
                 f"rank is {exactly(number)}, but the program is for {self.world_size} devices",
                 f"start ranks 0 to {self.world_size - 1}",
             )
-        machine, local_rank = 0, number
-        while local_rank >= self.nodes[machine]:
-            local_rank -= self.nodes[machine]
-            machine += 1
+        node, local_rank = 0, number
+        while local_rank >= self.nodes[node]:
+            local_rank -= self.nodes[node]
+            node += 1
         chain = self.schedule.stages_per_pipeline
         stages = rank_stages(number, self.stages, chain)
         sums = self.sums
@@ -178,7 +178,7 @@ class Program(Record):
         return RankProgram(
             rank=number,
             world_size=self.world_size,
-            machine=machine,
+            node=node,
             local_rank=local_rank,
             schedule=self.schedule.name,
             total_stages=len(self.stages),
@@ -213,18 +213,18 @@ class Program(Record):
             }
             for stage in self.stages
         ]
-        orders = self.schedule
+        schedule = self.schedule
         document = {
             "format": "hpgo.program",
             "version": _VERSION,
             "schedule": {
-                "name": orders.name,
-                "synchronization": orders.synchronization,
-                "stages_per_pipeline": orders.stages_per_pipeline,
-                "micro_batches": orders.micro_batches,
-                "rank_of_stage": orders.rank_of_stage,
-                "weight_versions": orders.weight_versions,
-                "orders": orders.to_text().splitlines(),
+                "name": schedule.name,
+                "synchronization": schedule.synchronization,
+                "stages_per_pipeline": schedule.stages_per_pipeline,
+                "micro_batches": schedule.micro_batches,
+                "rank_of_stage": schedule.rank_of_stage,
+                "weight_versions": schedule.weight_versions,
+                "action_lists": schedule.to_text().splitlines(),
             },
             "pipeline_micro_batch_size": self.pipeline_micro_batch_size,
             "global_batch_size": self.global_batch_size,
@@ -293,9 +293,9 @@ def program(
     two ranks of the schedule, or a micro-batch with fewer samples than a stage has replicas.
 
     >>> import hpgo
-    >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+    >>> schedule = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
     >>> stages = [(["a", "b"], [0, 1, 2]), (["c"], [3])]
-    >>> two = hpgo.program(orders, stages, pipeline_micro_batch_size=7, global_batch_size=28)
+    >>> two = hpgo.program(schedule, stages, pipeline_micro_batch_size=7, global_batch_size=28)
     >>> two.stages[0].rows
     (range(0, 3), range(3, 5), range(5, 7))
     """
@@ -331,11 +331,11 @@ def program(
 
 def _check(given: Program) -> None:
     """Raise ArgumentError if the program can't run."""
-    orders, stages = given.schedule, given.stages
-    check_int("gpus_per_device", given.gpus_per_device, most=MOST_GPUS)
-    if len(stages) != orders.stages:
+    schedule, stages = given.schedule, given.stages
+    check_int("gpus_per_device", given.gpus_per_device, maximum=MAX_GPUS)
+    if len(stages) != schedule.stages:
         raise ArgumentError(
-            f"`{orders.name}` runs {orders.stages} stages, but layers and devices are given for {len(stages)}",
+            f"`{schedule.name}` runs {schedule.stages} stages, but layers and devices are given for {len(stages)}",
             "give layers and devices for each stage, including a second chain",
         )
     if given.pipeline_micro_batch_size * given.micro_batches != given.global_batch_size:
@@ -349,16 +349,16 @@ def _check(given: Program) -> None:
     for number, stage in enumerate(stages):
         _check_stage(number, stage, given)
         for device in stage.devices:
-            rank = rank_of_device.setdefault(device, orders.rank_of_stage[number])
-            if rank != orders.rank_of_stage[number]:
+            rank = rank_of_device.setdefault(device, schedule.rank_of_stage[number])
+            if rank != schedule.rank_of_stage[number]:
                 raise ArgumentError(
-                    f"device {device} holds stage {number}, which rank {orders.rank_of_stage[number]} of"
-                    f" `{orders.name}` runs, beside a stage of rank {rank}",
+                    f"device {device} holds stage {number}, which rank {schedule.rank_of_stage[number]} of"
+                    f" `{schedule.name}` runs, beside a stage of rank {rank}",
                     "put stages of different ranks on different devices",
                 )
     chains = [
-        stages[begin : begin + orders.stages_per_pipeline]
-        for begin in range(0, len(stages), orders.stages_per_pipeline)
+        stages[begin : begin + schedule.stages_per_pipeline]
+        for begin in range(0, len(stages), schedule.stages_per_pipeline)
     ]
     for chain in chains:
         layers = [layer for stage in chain for layer in stage.layers]
@@ -444,7 +444,7 @@ class _StageRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Orders:
+class _ScheduleRow:
     """A schedule in the JSON file."""
 
     name: str
@@ -453,7 +453,7 @@ class _Orders:
     micro_batches: tuple[tuple[int, ...], ...]
     rank_of_stage: tuple[int, ...]
     weight_versions: tuple[int, ...]
-    orders: tuple[str, ...]
+    action_lists: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,7 +466,7 @@ class _Document:
     recompute: bool
     shard_optimizer: bool
     gpus_per_device: int
-    schedule: _Orders
+    schedule: _ScheduleRow
     stages: tuple[_StageRow, ...]
     model: str = ""
     cluster: str = ""
@@ -477,11 +477,11 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
     given = document.schedule
     # The text of the actions determines chains and placement. Files repeat them for other readers, so check that both
     # agree.
-    orders = Schedule.from_text("\n".join(given.orders), name=given.name)
-    read = (orders.stages_per_pipeline, orders.micro_batches, orders.rank_of_stage)
+    schedule = Schedule.from_text("\n".join(given.action_lists), name=given.name)
+    read = (schedule.stages_per_pipeline, schedule.micro_batches, schedule.rank_of_stage)
     if read != (given.stages_per_pipeline, given.micro_batches, given.rank_of_stage):
-        raise ArgumentError("`orders` of the schedule have other stages or micro-batches than its other fields")
-    paced = replace(orders, synchronization=given.synchronization, weight_versions=given.weight_versions)
+        raise ArgumentError("`action_lists` of the schedule have other stages or micro-batches than its other fields")
+    paced = replace(schedule, synchronization=given.synchronization, weight_versions=given.weight_versions)
     # Text does not state the synchronization, and the copy above is unchecked. So validate it once more.
     _core.validate_schedule(paced)
     stages = []

@@ -106,12 +106,12 @@ class RankProgram(Record):
     With any replication, the result is the gradient of a single device if two rules hold. Each rank accumulates
     `loss_weight` × the loss of its rows, and gradients are reduced as in `sums`. Every sample then counts once, with
     the same weight. >>> import hpgo >>> mine = hpgo.plan("bert-48", "dapple-a", global_batch_size=64).for_rank(9) >>>
-    mine.machine, mine.local_rank, len(mine.actions) (1, 1, 8)
+    mine.node, mine.local_rank, len(mine.actions) (1, 1, 8)
     """
 
     rank: int
     world_size: int
-    machine: int
+    node: int
     local_rank: int
     """Index of the rank on its node."""
     schedule: str

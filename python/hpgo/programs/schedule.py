@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo import _core
 from hpgo.base.checks import check_flag, check_int, check_is, check_list, check_text
 from hpgo.base.documents import hinted, read_text, write_text
-from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path
+from hpgo.base.files import MAX_BYTES_OF_RUNS, as_path
 from hpgo.base.memory_check import check_room
 from hpgo.base.messages import as_float, brief, did_you_mean, pluralize, printable, safe_repr
 from hpgo.base.presentation import present
@@ -40,7 +40,7 @@ KINDS = ("F", "B", "I", "W", "F‖B")
 """Letters of the kinds in the first column of `Schedule.actions`, and in `Timeline.kind`: forward, backward, input
 gradient, weight gradient, and a fused pair of forward and backward."""
 
-MOST_ACTIONS = 200_000_000
+MAX_ACTIONS = 200_000_000
 """Largest number of actions in a schedule or a simulation. Larger ones raise an error before memory is allocated."""
 BUILT_BYTES = 50
 """Bytes of memory for each action while a schedule is built, as measured."""
@@ -117,11 +117,11 @@ class Schedule(Record):
         return sum(end - start for start, end in self.micro_batches)
 
     @property
-    def orders(self) -> list[list[str]]:
+    def action_lists(self) -> list[list[str]]:
         """Actions of each rank as strings in PyTorch's notation, by rank.
 
         >>> import hpgo
-        >>> hpgo.schedule("1f1b", ranks=2, micro_batches=2).orders[1]
+        >>> hpgo.schedule("1f1b", ranks=2, micro_batches=2).action_lists[1]
         ['1F0', '1B0', '1F1', '1B1']
         """
         # A list of strings takes four times the memory of the text, so check before building it.
@@ -133,7 +133,7 @@ class Schedule(Record):
         check_room(f"the text of {pluralize(actions, 'action')}", actions * action_bytes, "ask for fewer micro-batches")
 
     def with_transfers(self, *, deferred_receives: bool = False) -> list[list[str]]:
-        """Return `orders` with sends and receives where PyTorch places them.
+        """Return `action_lists` with sends and receives where PyTorch places them.
 
         The lists are for reading and comparing. PyTorch places these entries itself when it loads `to_text`, and
         PyTorch 2.15 can't run lists that contain them. A receive is posted when its send is posted or, if deferred,
@@ -174,7 +174,7 @@ class Schedule(Record):
 
     @property
     def peak_in_flight(self) -> list[int]:
-        """Largest number of chunk activations that each rank holds at once, by rank.
+        """Largest number of activations of virtual stages that each rank holds at once, by rank.
 
         They are held from F to B, or to W of a split backward.
         """
@@ -201,12 +201,12 @@ class Schedule(Record):
         and operations on sharded parameters (`2SEND_F0`, `2WAIT_SEND_F0`, `0UNSHARD`, …) are ignored. Raises
         ScheduleError with the first invalid action, a missing action, or the cycle of actions in a deadlock.
 
-        >>> Schedule.from_text("0F0 0B0\n1F0 1B0").orders
+        >>> Schedule.from_text("0F0 0B0\n1F0 1B0").action_lists
         [['0F0', '0B0'], ['1F0', '1B0']]
         """
-        check_is("the orders", text, str, "give text, or a file to `Schedule.read`")
-        check_text("the orders", text)
-        check_room("reading the orders", len(text) * _READ_BYTES, "read a shorter schedule")
+        check_is("the schedule", text, str, "give text, or a file to `Schedule.read`")
+        check_text("the schedule", text)
+        check_room("reading the schedule", len(text) * _READ_BYTES, "read a shorter schedule")
         check_text("a schedule's name", name)
         _load_arrays()
         return built(_core.read_schedule(name, text))
@@ -216,7 +216,7 @@ class Schedule(Record):
         """Read a CSV file like `from_text`. The name of the file becomes the name of the schedule."""
         path = as_path(path, ScheduleError)
         with hinted("name a CSV file with one line a rank"):
-            text = read_text(path, ScheduleError, most=MOST_BYTES_OF_RUNS)
+            text = read_text(path, ScheduleError, maximum=MAX_BYTES_OF_RUNS)
         try:
             return cls.from_text(text, name=path.stem)
         except ScheduleError as error:
@@ -286,8 +286,8 @@ class Schedule(Record):
 class ScheduleFamily:
     """One row of the table of schedule families.
 
-    In the formulas, p is the number of ranks, v of chunks (virtual stages) per rank, M of micro-batches, r the rank and
-    g the group size. F, B, I and W are seconds of one action on one chunk.
+    In the formulas, p is the number of ranks, v of virtual stages per rank, M of micro-batches, r the rank and
+    g the group size. F, B, I and W are seconds of one action on one virtual stage.
     """
 
     name: ScheduleName
@@ -297,7 +297,7 @@ class ScheduleFamily:
     """Condition on the sizes. Empty if all are valid."""
     options: tuple[str, ...]
     """Options of `hpgo.schedule` that it accepts besides the sizes. Families without `durations` ignore durations."""
-    chunks: str
+    virtual_stages_per_rank: str
     chains: int
     """Copies of the model: 2 for bidirectional schedules that keep two."""
     splits_backward: bool
@@ -307,7 +307,7 @@ class ScheduleFamily:
     """Synchronization: `flush`, `asynchronous` or `lock step`."""
     weight_versions: str
     peak: str
-    """Formula for the largest number of chunk activations in flight on rank r."""
+    """Formula for the largest number of activations of virtual stages in flight on rank r."""
     bubble: str
     """Formula for the seconds in which a rank is idle, for equal stages and transfers that take no time."""
 
@@ -332,9 +332,9 @@ class Durations:
 class _Request:
     ranks: int
     micro_batches: int
-    chunks: int | None
+    virtual_stages_per_rank: int | None
     group_size: int | None
-    cap: int | None
+    activation_limit: int | None
     max_in_flight: list[int] | None
     durations: Durations | None
 
@@ -344,19 +344,19 @@ def schedule(
     *,
     ranks: int,
     micro_batches: int,
-    chunks: int | None = None,
+    virtual_stages_per_rank: int | None = None,
     group_size: int | None = None,
-    cap: int | None = None,
+    activation_limit: int | None = None,
     max_in_flight: Sequence[int] | None = None,
     durations: Durations | None = None,
 ) -> Schedule:
     """Build the schedule family `name`. Parameters that are left out have the family's defaults.
 
-    `chunks` is the number of virtual stages per rank. `group_size` is the number of micro-batches that pass through a
-    chunk before the next chunk's turn (Megatron-LM's `microbatch_group_size_per_vp_stage`). `cap` is the largest number
-    of activations that a rank may hold. `max_in_flight` is the number of forwards of each rank before its first
-    backward. `durations` are the times to which a searched schedule is fitted. Raises ScheduleError if there is no such
-    family, and ArgumentError if the request violates its limits.
+    `virtual_stages_per_rank` is the number of virtual stages per rank. `group_size` is the number of micro-batches that
+    pass through a virtual stage before the turn of the next (Megatron-LM's `microbatch_group_size_per_vp_stage`).
+    `activation_limit` is the largest number of activations that a rank may hold. `max_in_flight` is the number of
+    forwards of each rank before its first backward. `durations` are the times to which a searched schedule is fitted.
+    Raises ScheduleError if there is no such family, and ArgumentError if the request violates its limits.
     >>> print(schedule("zb_v", ranks=4, micro_batches=8))
     zb_v: 4 ranks, 8 stages, 8 micro-batches, 192 actions
     """
@@ -370,9 +370,11 @@ def schedule(
     request = _Request(
         ranks=check_int("`ranks`", ranks),
         micro_batches=check_int("`micro_batches`", micro_batches),
-        chunks=None if chunks is None else check_int("`chunks`", chunks),
+        virtual_stages_per_rank=None
+        if virtual_stages_per_rank is None
+        else check_int("`virtual_stages_per_rank`", virtual_stages_per_rank),
         group_size=None if group_size is None else check_int("`group_size`", group_size),
-        cap=None if cap is None else check_int("`cap`", cap),
+        activation_limit=None if activation_limit is None else check_int("`activation_limit`", activation_limit),
         max_in_flight=None
         if max_in_flight is None
         else [check_int("each of `max_in_flight`", one) for one in check_list("`max_in_flight`", max_in_flight)],
@@ -380,7 +382,7 @@ def schedule(
     )
     _load_arrays()
     # A build that runs out of memory is killed by the system without a message, so compare with the free memory first.
-    actions = actions_of(name, request.ranks, request.micro_batches, request.chunks)
+    actions = actions_of(name, request.ranks, request.micro_batches, request.virtual_stages_per_rank)
     check_room(
         f"`{name}` with {actions:,} actions",
         actions * (_SQUEEZED_BYTES if name in _SQUEEZED else BUILT_BYTES),
@@ -389,7 +391,7 @@ def schedule(
     return built(_core.build_schedule(name, request))
 
 
-def actions_of(name: str, ranks: int, micro_batches: int, chunks: int | None) -> int:
+def actions_of(name: str, ranks: int, micro_batches: int, virtual_stages_per_rank: int | None) -> int:
     """Return the number of actions of the family `name` in these sizes. 0 if it is unknown or has too many actions.
 
     >>> actions_of("zb_v", 4, 8, None), len(schedule("zb_v", ranks=4, micro_batches=8).actions)
@@ -400,9 +402,11 @@ def actions_of(name: str, ranks: int, micro_batches: int, chunks: int | None) ->
         return 0
     # One action for F, one more for B, or two more for I and W.
     each = family.trains + 1 + family.splits_backward
-    # Families with a fixed number of chunks have 1 or 2. The others default to 2.
-    actions = ranks * micro_batches * each * (chunks or (1 if family.chunks == "1" else 2))
-    return actions if actions <= MOST_ACTIONS else 0
+    # Families with a fixed number of virtual stages have 1 or 2. The others default to 2.
+    actions = (
+        ranks * micro_batches * each * (virtual_stages_per_rank or (1 if family.virtual_stages_per_rank == "1" else 2))
+    )
+    return actions if actions <= MAX_ACTIONS else 0
 
 
 def schedules() -> tuple[ScheduleFamily, ...]:
@@ -429,7 +433,7 @@ def _families() -> tuple[ScheduleFamily, ...]:
             source=row["source"],
             limits=row["limits"],
             options=tuple(row["options"]),
-            chunks=row["chunks"],
+            virtual_stages_per_rank=row["virtual_stages_per_rank"],
             chains=row["chains"],
             splits_backward=row["splits_backward"],
             trains=row["trains"],

@@ -111,7 +111,7 @@ class Stage(Record):
         return repeated_s + (half_s if inputs_s is None else inputs_s), half_s if weights_s is None else weights_s
 
     @property
-    def headroom_bytes(self) -> float:
+    def free_bytes(self) -> float:
         """Free memory in bytes. Negative if the stage doesn't fit. `DeviceGroup` counts all stages of its devices."""
         return self.capacity_bytes - self.memory.total_bytes
 
@@ -129,7 +129,7 @@ class DeviceGroup(Record):
     """Memory of its smallest device in bytes, minus what is reserved."""
 
     @property
-    def headroom_bytes(self) -> float:
+    def free_bytes(self) -> float:
         """Free memory in bytes. Negative if the stages don't fit."""
         return self.capacity_bytes - self.memory.total_bytes
 

@@ -141,10 +141,10 @@ def _strategy(question: PublishedCase, config: str) -> Strategy:
 
 
 def _compatible(
-    profile: Profile, cluster: Cluster | None, size: int, seps: Sequence[int], least: int = 1
+    profile: Profile, cluster: Cluster | None, size: int, seps: Sequence[int], minimum: int = 1
 ) -> Compatible:
     conductor = Conductor(model_of(profile, size), devices_from_seps(list(seps)))
-    conductor.m.min_micro_batch_size = min(least, size)
+    conductor.m.min_micro_batch_size = min(minimum, size)
     speedup, stages = conductor.py_orchestrate()
     priced = None
     if cluster is not None:
@@ -223,10 +223,10 @@ def _point(sweep: Sweep, size: int, devices: int) -> SweepPoint:
     cluster = Cluster.preset(f"dapple-a:{max(1, devices // 8)}")
     # The smallest clusters are part of one 8-device node.
     if devices < 8:
-        cluster = replace(cluster, nodes=tuple(replace(machine, count=devices) for machine in cluster.nodes))
+        cluster = replace(cluster, nodes=tuple(replace(node, count=devices) for node in cluster.nodes))
     try:
-        best = plan(profile, cluster, global_batch_size=size, min_micro_batch_size=sweep.micro_batch_size)
+        best = plan(profile, cluster, global_batch_size=size, min_samples_per_replica=sweep.micro_batch_size)
     except InfeasibleError:
         best = None
-    answer = _compatible(profile, None, size, seps, least=sweep.micro_batch_size)
+    answer = _compatible(profile, None, size, seps, minimum=sweep.micro_batch_size)
     return SweepPoint(sweep.model, size, devices, columns(model, devices_from_seps(seps)), answer, best)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hpgo.base.documents import read_text
-from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path, refused
+from hpgo.base.files import MAX_BYTES_OF_RUNS, as_path, refused
 from hpgo.base.messages import shorten
 from hpgo.errors import HpgoError, RunError
 from hpgo.runtime.rendezvous import together
@@ -71,7 +71,7 @@ def whole_ones(folder: Path) -> tuple[list[Checkpoint], list[Path]]:
 def _facts(path: Path) -> dict[str, Any] | None:
     """Return the content of a checkpoint's index, or None unless all the files that it lists have their full size."""
     try:
-        facts = json.loads(read_text(path / INDEX, RunError, most=MOST_BYTES_OF_RUNS))
+        facts = json.loads(read_text(path / INDEX, RunError, maximum=MAX_BYTES_OF_RUNS))
         if facts["format"] != FORMAT or facts["version"] != VERSION or f"step-{facts['steps']}" != path.name:
             return None
         if type(facts["steps"]) is not int or not facts.keys() >= _KEYS:

@@ -40,11 +40,11 @@ class RankClock:
     """Clock of a rank, compared with the clock of rank 0. All ranks call `compare` together, as often as they like."""
 
     def __init__(
-        self, device: torch.device, now_ns: Callable[[], int] = perf_counter_ns, machine: str | None = None
+        self, device: torch.device, now_ns: Callable[[], int] = perf_counter_ns, node: str | None = None
     ) -> None:
-        """Prepare the clock. `machine` names the processes that share it. None means this node since its last boot."""
+        """Prepare the clock. `node` names the processes that share it. None means this node since its last boot."""
         self._device, self._now_ns = device, now_ns
-        self._machine = machine_name() if machine is None else machine
+        self._node = node_name() if node is None else node
         self._readings: list[Reading] = []
 
     def compare(self) -> None:
@@ -54,15 +54,15 @@ class RankClock:
 
     def _compare(self) -> None:
         rank = dist.get_rank()
-        machines = _everyones(self._machine)
+        nodes = _everyones(self._node)
         mine = Reading(self._now_ns(), 0.0)
         # All processes of a node share one clock, so the first rank of each node measures for all of them.
-        for other in sorted({machines.index(name) for name in machines} - {0}):
+        for other in sorted({nodes.index(name) for name in nodes} - {0}):
             if rank == 0:
                 self._answer(other)
             elif rank == other:
                 mine = self._ask()
-        reading: Reading = _everyones(mine)[machines.index(self._machine)]
+        reading: Reading = _everyones(mine)[nodes.index(self._node)]
         # The first and the last reading are farthest apart. Their difference gives the drift with the smallest relative
         # error.
         self._readings = [*self._readings[:1], reading]
@@ -100,7 +100,7 @@ class RankClock:
             dist.send(message.fill_(self._now_ns()), other)
 
 
-def machine_name() -> str:
+def node_name() -> str:
     """Return a name of this node since its last boot. Processes with the same name share a clock."""
     try:
         boot = _BOOT.read_text().strip()

@@ -3,6 +3,14 @@
 Nothing replays the simulation. A rank starts an action once the previous one has ended and the action's inputs have
 arrived. Each message carries the time from which it may be used: it first occupies its link, and then arrives after the
 latency. So the step time shows how ranks, messages and gradient reductions really wait for each other.
+
+- A pass starts when its inputs have arrived and the previous pass has ended, and sleeps for its estimated time.
+- A message carries, for each row, the time from which it may be used. Its link is occupied from the end of the sending
+  action, or of the previous message to the same rank if that is later. Then the latency passes. The receiver sleeps
+  until the latest of these times.
+- A gradient reduction begins when the last rank that holds the stage, in either pipeline replica, has ended its last
+  backward pass. The ranks sleep for the estimated times of the reduction and the optimizer.
+- A step begins at a time that the ranks agree on, and ends with the last of them.
 """
 
 from __future__ import annotations
@@ -24,14 +32,14 @@ from hpgo.base.checks import number
 from hpgo.errors import ArgumentError
 from hpgo.programs.schedule import KINDS
 from hpgo.runtime import guards
-from hpgo.runtime.clocks import RankClock, Stamps, machine_name
+from hpgo.runtime.clocks import RankClock, Stamps, node_name
 from hpgo.runtime.engine import Engine
 from hpgo.runtime.failure_detection import Limits
 from hpgo.runtime.messages import Messages, PassedTensor
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.recorder import Recorder
 from hpgo.runtime.rendezvous import agree, check_place, lost
-from hpgo.runtime.runnable import Runnable, check_orders
+from hpgo.runtime.runnable import Runnable, check_trainable
 from hpgo.runtime.session import NeighbourGroups, RankSession
 from hpgo.runtime.stage_module import Value
 from hpgo.timing.simulation import columns_of
@@ -55,14 +63,14 @@ _FROM = Value("from when on", by_row=True, has_gradient=True, shape=(), dtype=to
 _AWAKE_NS = 60_000
 """Last part of each sleep, in ns, that is spent polling the clock, because the system wakes sleepers late. Not tuned.
 """
-_LEAST_SCALE, _MOST_SCALE, _LONGEST_S = 1e-3, 1e6, 1e6
+_MIN_SCALE, _MAX_SCALE, _MAX_S = 1e-3, 1e6, 1e6
 _LEAD_NS = 20_000_000
 """Time in ns between agreeing on the start of a step and the start, so that the agreement reaches all ranks before. Not
 tuned."""
 _TAG = 1
 """Tag of times that ranks exchange. Messages have tag 0."""
 _PR_SET_TIMERSLACK = 29
-_LEAST_SLACK_NS = 1
+_MIN_SLACK_NS = 1
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _SLICE_NS = 100_000
 """Requested scheduler slice, in ns. Linux runs a thread earlier if it asks for shorter slices."""
@@ -72,9 +80,9 @@ class Emulation:
     """One rank's part of a plan on an emulated cluster. Every rank creates one, and all step together.
 
     >>> import hpgo
-    >>> orders = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
+    >>> schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
     >>> costs = hpgo.Costs(forward_s=0.002, backward_s=0.003)
-    >>> program = hpgo.program(orders, [(["a"], [0])], pipeline_micro_batch_size=2, global_batch_size=8, costs=costs)
+    >>> program = hpgo.program(schedule, [(["a"], [0])], pipeline_micro_batch_size=2, global_batch_size=8, costs=costs)
     >>> with Emulation(program, scale=2) as emulation:
     ...     step_s = emulation.step()
     >>> step_s >= 4 * (0.002 + 0.003)
@@ -113,7 +121,7 @@ class Emulation:
         program = self.program
         facts = {"plan": hashlib.sha256(program.to_json().encode()).hexdigest()[:12], "scale": str(self.scale)}
         # All times are compared on one clock, so ranks on several nodes can't take part.
-        agree(facts | {"machine": machine_name()})
+        agree(facts | {"node": node_name()})
         self.mine = program.for_rank(dist.get_rank())
         chain = durations.chain
         cuts = [
@@ -237,10 +245,10 @@ class Durations:
 
 def check(program: Program, scale: float) -> Durations:
     """Return the durations. Raise ArgumentError for a program or a scale that can't be emulated."""
-    check_orders(program)
-    hint = f"give a number from {_LEAST_SCALE:g} to {_MOST_SCALE:,.0f}"
-    if number("scale", scale, above=0, most=_MOST_SCALE, hint=hint) < _LEAST_SCALE:
-        raise ArgumentError(f"scale is {scale:g}, but must be at least {_LEAST_SCALE:g}", hint)
+    check_trainable(program)
+    hint = f"give a number from {_MIN_SCALE:g} to {_MAX_SCALE:,.0f}"
+    if number("scale", scale, above=0, maximum=_MAX_SCALE, hint=hint) < _MIN_SCALE:
+        raise ArgumentError(f"scale is {scale:g}, but must be at least {_MIN_SCALE:g}", hint)
     if program.costs is None:
         raise ArgumentError(
             "the program has no times, so there is nothing to emulate",
@@ -249,10 +257,10 @@ def check(program: Program, scale: float) -> Durations:
     columns = columns_of(program.schedule, program.costs)
     # The column of fused pairs is NaN where a pair takes the sum of its two passes.
     max_s = scale * float(np.nanmax(columns.compute_s))
-    if max_s > _LONGEST_S:
+    if max_s > _MAX_S:
         raise ArgumentError(
-            f"one pass would take {max_s:.3g} s here, but the limit is {_LONGEST_S:g} s",
-            f"set `scale` to at most {scale * _LONGEST_S / max_s:.3g}",
+            f"one pass would take {max_s:.3g} s here, but the limit is {_MAX_S:g} s",
+            f"set `scale` to at most {scale * _MAX_S / max_s:.3g}",
             code="too_large",
         )
     return Durations(program, columns, float(scale))
@@ -410,7 +418,7 @@ def _wake_in_time() -> None:
         return
     libc = ctypes.CDLL(None)
     # By default Linux may delay the end of a sleep by 50 µs, to wake several threads together.
-    libc.prctl(_PR_SET_TIMERSLACK, _LEAST_SLACK_NS)
+    libc.prctl(_PR_SET_TIMERSLACK, _MIN_SLACK_NS)
     call = _SCHED_SETATTR.get(platform.machine())
     if call is not None:
         libc.syscall(call, 0, struct.pack("IIQiIQQQII", 56, 0, 0, 0, 0, _SLICE_NS, 0, 0, 0, 0), 0)

@@ -3,6 +3,21 @@
 Each rank has two threads beside its work. One writes what the rank does into the launch's store, twice a second, and
 reads what all others have written. The other thread evaluates what was read, so a store that does not answer can't
 block it. A `FailureDetector` finds the rank to blame. A process that starts ranks on its node uses one, too.
+
+With `backend="torch"`, waits within a step are unknown, so another rank of the same step may be named. Ranks never wait
+in a cycle (see `messages`), so the search ends.
+
+The first verdict in the store (`compare_set`) is final, so all ranks name the same one. A rank then has a second to end
+by itself.
+
+- Stopped processes blame no other. A detector that has not run for 1.5 s adds the gap to the time of all ranks, so
+  Ctrl-Z and `fg` do no harm.
+- A process whose lock is held can't run its detector. Python's `faulthandler` ends it `silence_s` and some seconds
+  after `timeout_s`, and prints its stacks.
+- The store is the launcher's. `hpgo run` and torchrun keep it outside of the ranks. Other launchers leave it to rank 0,
+  so its silence means that rank 0 is lost.
+- Restarted ranks may find the store of earlier ones. So a living rank 0 gives all ranks a name that prefixes the keys
+  of the run.
 """
 
 from __future__ import annotations
@@ -56,7 +71,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "silence_s", "grace_s"):
-            object.__setattr__(self, name, number(name, getattr(self, name), above=0, most=_MAX_TIMEOUT_S))
+            object.__setattr__(self, name, number(name, getattr(self, name), above=0, maximum=_MAX_TIMEOUT_S))
         object.__setattr__(self, "silence_s", min(self.silence_s, self.timeout_s))
 
     @property
@@ -335,7 +350,7 @@ def _kill(report: ProgressEvent) -> None:
     """End the process of another rank, if it is on this node and still the same process."""
     mine = HERE.report()
     # Process ids are reused. The start time shows that this is still the process of the rank.
-    if report.born and report.machine == mine.machine and report.pid != mine.pid and born(report.pid) == report.born:
+    if report.born and report.node == mine.node and report.pid != mine.pid and born(report.pid) == report.born:
         # The process may have ended meanwhile, or belong to another user.
         with suppress(OSError):
             os.kill(report.pid, signal.SIGKILL)

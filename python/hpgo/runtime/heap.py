@@ -13,7 +13,7 @@ import sys
 
 _TRIM, _MAP = -1, -3
 """glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD."""
-_MOST_KEPT = 2**31 - 1
+_MAX_KEPT = 2**31 - 1
 _LARGEST = 2**25
 """Largest M_MMAP_THRESHOLD that glibc accepts, in bytes. Larger blocks are always returned."""
 _OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
@@ -29,4 +29,4 @@ def keep_freed() -> bool:
     if sys.platform != "linux" or any(name in os.environ for name in _OWN):
         return False
     option = getattr(ctypes.CDLL(None), "mallopt", None)
-    return option is not None and bool(option(_TRIM, _MOST_KEPT) and option(_MAP, _LARGEST))
+    return option is not None and bool(option(_TRIM, _MAX_KEPT) and option(_MAP, _LARGEST))

@@ -28,7 +28,7 @@ from hpgo.base.messages import percent
 from hpgo.base.units import format_bytes_per_s
 from hpgo.errors import RunError
 from hpgo.hardware.cluster import Cluster, Device, Link, Node
-from hpgo.runtime.clocks import machine_name
+from hpgo.runtime.clocks import node_name
 from hpgo.runtime.devices import device_of_rank
 from hpgo.runtime.rendezvous import is_launched, leave, lost, meet, place, translate_errors
 from hpgo.runtime.session import NeighbourGroups
@@ -77,9 +77,9 @@ class Links:
     nodes."""
 
     @property
-    def machine_of(self) -> list[int]:
+    def node_of(self) -> list[int]:
         """The number of each rank's node."""
-        return [number for number, machine in enumerate(self.cluster.nodes) for _ in range(machine.count)]
+        return [number for number, node in enumerate(self.cluster.nodes) for _ in range(node.count)]
 
 
 def measure_links(
@@ -88,7 +88,7 @@ def measure_links(
     device: str | torch.device | None = None,
     seconds: float = 20.0,
     timeout_s: float = 600.0,
-    machine: str | None = None,
+    node: str | None = None,
 ) -> Links:
     """Measure the links between the ranks of this launch. Every rank calls it and gets the same result.
 
@@ -97,14 +97,14 @@ def measure_links(
         device: `cpu` (gloo) or `cuda` (NCCL). None is `cuda` if each rank has a GPU.
         seconds: approximate time for the whole measurement. Each message is sent at least five times.
         timeout_s: how long a rank waits for another.
-        machine: name of this rank's node. None asks the system. Ranks of a node must have consecutive numbers.
+        node: name of this rank's node. None asks the system. Ranks of a node must have consecutive numbers.
 
     Raises RunError if ranks don't find each other, if one is lost, or if there is only one.
     """
     seconds = number("seconds", seconds, above=0)
     where = device_of_rank(device)
     with _joined(where, timeout_s), lost(f"measuring links on {socket.gethostname()}"):
-        ranks = [_Rank(*one) for one in _everyones((machine_name() if machine is None else machine, *_about(where)))]
+        ranks = [_Rank(*one) for one in _everyones((node_name() if node is None else node, *_about(where)))]
         if len(ranks) < 2:
             raise RunError("there is 1 rank, but links need at least 2", "start one rank for each device")
         with closing(NeighbourGroups(where, timeout_s)) as groups:
@@ -113,7 +113,7 @@ def measure_links(
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    machine: str
+    node: str
     device: str
     memory_bytes: float
 
@@ -124,12 +124,12 @@ class _Meter:
     def __init__(self, ranks: Sequence[_Rank], groups: NeighbourGroups, device: torch.device, seconds: float) -> None:
         self._ranks, self._groups, self._device, self._rank = ranks, groups, device, dist.get_rank()
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._machines = list(dict.fromkeys(one.machine for one in ranks))
-        self._of = {name: [at for at, one in enumerate(ranks) if one.machine == name] for name in self._machines}
+        self._nodes = list(dict.fromkeys(one.node for one in ranks))
+        self._of = {name: [at for at, one in enumerate(ranks) if one.node == name] for name in self._nodes}
         count = min(len(ranks), 16)
         self._pairs = [(a, b) for a in range(count) for b in range(a + 1, count)][:_ALL_PAIRS]
         self._share_s = seconds / (2 * _PAIRS * len(_SIZES) + len(self._pairs) + 8)
-        if any(self._of[name] != list(range(self._of[name][0], self._of[name][-1] + 1)) for name in self._machines):
+        if any(self._of[name] != list(range(self._of[name][0], self._of[name][-1] + 1)) for name in self._nodes):
             raise RunError(
                 "the ranks of a node don't have consecutive numbers, but devices are numbered node by node",
                 "start the ranks node by node",
@@ -150,7 +150,7 @@ class _Meter:
         links = {kind: self._link(kind, fit, at_once[kind]) for kind, fit in fits.items()}
         intra = links.get("intra") or links["inter"]
         inter = links.get("inter") or intra
-        machines = tuple(
+        nodes = tuple(
             Node(Device(self._ranks[of[0]].device, self._ranks[of[0]].memory_bytes), len(of))
             for of in self._of.values()
         )
@@ -160,15 +160,15 @@ class _Meter:
         )
         by = "NCCL" if self._device.type == "cuda" else "shared memory and gloo"
         source = f"measured with {by}, {time.strftime('%Y-%m-%d')}: {text}; hpgo {__version__}"
-        sizes = "x".join(map(str, (len(machines), machines[0].count)))
-        cluster = Cluster(name or f"measured-{sizes}", machines, intra, inter, source)
+        sizes = "x".join(map(str, (len(nodes), nodes[0].count)))
+        cluster = Cluster(name or f"measured-{sizes}", nodes, intra, inter, source)
         return Links(cluster, fits, messages, rates, both, at_once)
 
     def _within(self) -> list[tuple[int, int]]:
-        return [(a, b) for a, b in self._pairs if self._ranks[a].machine == self._ranks[b].machine]
+        return [(a, b) for a, b in self._pairs if self._ranks[a].node == self._ranks[b].node]
 
     def _between(self) -> list[tuple[int, int]]:
-        return [(a, b) for a, b in self._pairs if self._ranks[a].machine != self._ranks[b].machine]
+        return [(a, b) for a, b in self._pairs if self._ranks[a].node != self._ranks[b].node]
 
     def _messages(self, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, float], ...]:
         return tuple((size, self._there_and_back([pair], size)) for pair in pairs for size in _SIZES)
@@ -285,9 +285,9 @@ def _apart(pairs: Sequence[tuple[int, int]], ranks: Sequence[_Rank] | None) -> l
     taken: set[int] = set()
     found: list[tuple[int, int]] = []
     for a, b in pairs:
-        same = ranks is None or (ranks[a].machine, ranks[b].machine) == (
-            ranks[pairs[0][0]].machine,
-            ranks[pairs[0][1]].machine,
+        same = ranks is None or (ranks[a].node, ranks[b].node) == (
+            ranks[pairs[0][0]].node,
+            ranks[pairs[0][1]].node,
         )
         if same and not taken & {a, b}:
             taken |= {a, b}

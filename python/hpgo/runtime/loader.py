@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, default_collate
 from hpgo.base.checks import check_flag, check_int, check_is, check_list
 from hpgo.base.messages import pluralize, safe_repr
 from hpgo.errors import ArgumentError
-from hpgo.runtime.passes import MOST_SEED
+from hpgo.runtime.passes import MAX_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -105,8 +105,8 @@ class Loader:
         check_flag("shuffle", shuffle)
         self._dataset, self._samples = dataset, _ranges(samples)
         self._size = check_int("global_batch_size", global_batch_size)
-        self._seed = check_int("seed", seed, least=0, most=MOST_SEED)
-        self._shuffle, self._workers = shuffle, check_int("workers", workers, least=0)
+        self._seed = check_int("seed", seed, minimum=0, maximum=MAX_SEED)
+        self._shuffle, self._workers = shuffle, check_int("workers", workers, minimum=0)
         self.epoch = 0
         self.position = 0
         """Number of batches of this epoch that were yielded."""
@@ -132,14 +132,14 @@ class Loader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue where `state` was taken. Raise ArgumentError if this data set has no such position."""
         check_is("the loader's state", state, dict, "give what `state_dict` gave")
-        position = check_int("position", state.get("position"), least=0)
+        position = check_int("position", state.get("position"), minimum=0)
         if position > len(self):
             raise ArgumentError(
                 f"the loader stopped behind batch {position} of an epoch, but this data set has {len(self)}",
                 "resume with the same data set and global batch",
             )
-        self._seed = check_int("seed", state.get("seed"), least=0, most=MOST_SEED)
-        self.epoch, self.position = check_int("epoch", state.get("epoch"), least=0), position
+        self._seed = check_int("seed", state.get("seed"), minimum=0, maximum=MAX_SEED)
+        self.epoch, self.position = check_int("epoch", state.get("epoch"), minimum=0), position
 
     def order(self) -> list[int]:
         """Return the data set's indices in the order of this epoch."""
@@ -150,7 +150,7 @@ class Loader:
 
     def _generator(self) -> torch.Generator:
         # A large prime keeps the pairs of seed and epoch apart, so that epoch 1 of seed 0 is not epoch 0 of seed 1.
-        return torch.Generator().manual_seed((self._seed * 1_000_003 + self.epoch) % MOST_SEED)
+        return torch.Generator().manual_seed((self._seed * 1_000_003 + self.epoch) % MAX_SEED)
 
     def __iter__(self) -> Iterator[tuple[Share, Share]]:
         if self.position >= len(self):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Kind = Literal["mean", "sum", "weighted", "mixed", "unknown"]
 _IGNORED = -100
 """Target value that Hugging Face and `cross_entropy` leave out."""
-_MOST_PAIRS = 4
+_MAX_PAIRS = 4
 """Maximum number of pairs of rows to compare. Not tuned: each costs 8 calls of the loss."""
 _LARGE = 2**24
 """Number of values in a row of outputs from which on only one pair is compared, in the run's own type.
@@ -99,7 +99,7 @@ def reduction(
     loss = _private(loss)
     found: list[Reduction] = []
     with _aside(targets[0].device):
-        for pair in islice(_pairs(targets), 1 if _is_large(outputs) else _MOST_PAIRS):
+        for pair in islice(_pairs(targets), 1 if _is_large(outputs) else _MAX_PAIRS):
             weights = None if weight is None else weight(pair).tolist()
             # A row that does not count shows nothing about a mean.
             if weights is not None and min(weights) <= 0:
@@ -370,7 +370,7 @@ def _pairs(targets: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """Yield pairs of rows that are half a batch apart. A single row is paired with itself."""
     rows = len(targets[0])
     half = (rows + 1) // 2
-    step = max(1, half // _MOST_PAIRS)
+    step = max(1, half // _MAX_PAIRS)
     for at in range(0, half, step):
         index = torch.tensor([at, (at + half) % rows], device=targets[0].device)
         yield tuple(one[index] for one in targets)

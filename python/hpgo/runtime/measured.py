@@ -124,7 +124,7 @@ class _Step:
 
     def timeline(self) -> Timeline:
         """Return the timeline with all its parts."""
-        program, orders = self._program, self._program.schedule
+        program, schedule = self._program, self._program.schedule
         actions = list(self._actions())
         stages = np.array([action.stage for _, _, action in actions], np.int32)
         micro_batches = np.array([action.micro_batch for _, _, action in actions], np.int32)
@@ -148,11 +148,11 @@ class _Step:
         }
         return of_parts(
             parts,
-            schedule=orders.name,
+            schedule=schedule.name,
             ranks=program.world_size,
-            stages=orders.stages,
-            chunks=max(np.bincount(orders.rank_of_stage[: orders.stages_per_pipeline]).tolist()),
-            micro_batches=orders.total_micro_batches,
+            stages=schedule.stages,
+            virtual_stages_per_rank=max(np.bincount(schedule.rank_of_stage[: schedule.stages_per_pipeline]).tolist()),
+            micro_batches=schedule.total_micro_batches,
             iterations=1,
             communication="measured",
             makespan_s=self._makespan_s,

@@ -3,6 +3,34 @@
 Sender and receiver derive the same sequence from the program, so messages need no tags. NCCL has none: it pairs the
 n-th send with the n-th receive. Receives are posted in the sender's order, before they are needed. Sends never wait.
 Their tensors are kept until something proves that they have arrived.
+
+Between two ranks, each direction has a sequence of tensors that both know before the first step. It follows the
+sender's actions, with the rows that both ranks share, of every tensor at the cut. The receiver posts its receives in
+that order: at least one ahead of what it waits for, and at most 16 or 4 MiB together. So messages need no tags. With
+NCCL, each direction has a communicator, because one communicator runs messages between two ranks one after the other.
+
+- Rows go directly from producer to consumer.
+- A tensor without rows, such as a table that all samples share, comes whole from the replica that sends the first of
+  the receiver's rows. Its gradient returns there, and the parts add up to the whole gradient.
+- A tensor that skips stages passes through each stage between, and so does its gradient.
+
+Sends are kept until they have certainly arrived, without acknowledgments. A receiver that returns something computed
+after a message has received that message. So the schedule shows, for each receive, how many earlier sends have arrived,
+and these are released. The end of the step waits for the rest.
+
+Ranks can't deadlock. A rank waits in three places.
+
+1. For the inputs of an action. They were made by actions that come earlier in every order in which one device per stage
+   could run all actions (docs/program.md). Take the first waiting action in such an order. Its producers come earlier,
+   so they have run, and have sent without waiting. Its receive is posted, with all receives before it in the sequence,
+   each into a separate buffer. So nothing must be taken before it, and it arrives.
+2. For a send that has arrived, which takes no time, and for the others after all actions. Then their receivers, which
+   complete by (1), have posted all receives.
+3. For reductions. Reductions of a group start in one order on all ranks, that of its buckets. Each starts without
+   waiting, once the rank's last backward passes have filled it. All are waited for after the last action, which every
+   rank reaches by (1).
+
+Layers that communicate with their replicas, such as batch normalization, use a separate group.
 """
 
 from __future__ import annotations

@@ -25,16 +25,18 @@ _BATCHES, _MAX_CALLS = 5, 200
 
 
 def time_collectives(
-    device: torch.device, machines: Sequence[str], seconds: float, tell: Callable[[float, str], None], begun: float
+    device: torch.device, node_of_rank: Sequence[str], seconds: float, tell: Callable[[float, str], None], begun: float
 ) -> list[CollectiveTime]:
     """Time collectives inside the node of each rank, and over all ranks if there are several nodes."""
-    nodes = {name: [rank for rank, one in enumerate(machines) if one == name] for name in dict.fromkeys(machines)}
+    nodes = {
+        name: [rank for rank, one in enumerate(node_of_rank) if one == name] for name in dict.fromkeys(node_of_rank)
+    }
     if len({len(ranks) for ranks in nodes.values()}) > 1:
         raise RunError(
             "nodes have different numbers of ranks", "start the same number on each node, with --nproc-per-node"
         )
     groups = {False: None if len(nodes) == 1 else _own_group(nodes.values()), True: None}
-    kinds = [across for across in (False, True) if (len(nodes) > 1 if across else len(machines) > len(nodes))]
+    kinds = [across for across in (False, True) if (len(nodes) > 1 if across else len(node_of_rank) > len(nodes))]
     sizes = SIZES if device.type == "cuda" else SMALL_SIZES
     found = []
     cases = [(across, name, size) for across in kinds for name in _OPERATIONS for size in sizes]

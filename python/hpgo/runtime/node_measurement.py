@@ -23,7 +23,7 @@ from hpgo.errors import RunError
 from hpgo.hardware.rates import key_of, rates_of
 from hpgo.llm.device_record import AttentionTime, CollectiveTime, DeviceRecord, ElementwiseTime, GemmTime
 from hpgo.llm.kernel_fit import fit_attention, fit_collectives, fit_elementwise, fit_gemms
-from hpgo.runtime.clocks import machine_name
+from hpgo.runtime.clocks import node_name
 from hpgo.runtime.devices import device_of_rank
 from hpgo.runtime.node_collectives import gather, time_collectives
 from hpgo.runtime.node_kernels import (
@@ -56,7 +56,7 @@ class _Kernels:
     """Measurements of one rank's device."""
 
     name: str
-    machine: str
+    node: str
     memory_bytes: float
     processors: int
     hbm_bytes_per_s: float | None
@@ -75,7 +75,7 @@ def measure_node(
     device: str | torch.device | None = None,
     seconds: float = 120.0,
     timeout_s: float = 600.0,
-    machine: str | None = None,
+    node: str | None = None,
     progress: Progress | None = None,
 ) -> DeviceRecord:
     """Measure this process's device, and the collectives among all ranks of the launch.
@@ -87,7 +87,7 @@ def measure_node(
         device: `cpu` (with gloo) or `cuda` (with NCCL); None is `cuda` if each rank has a GPU.
         seconds: about how long all measurements take.
         timeout_s: how long a rank waits for another.
-        machine: which node this rank is on; None asks the system.
+        node: which node this rank is on; None asks the system.
         progress: function of the fraction done, 0 to 1, and of what is measured next.
 
     Raises RunError if ranks don't find each other, if one is lost, or if their devices differ.
@@ -99,21 +99,21 @@ def measure_node(
     seconds = number("seconds", seconds, above=0)
     where = device_of_rank(device)
     tell = progress or (lambda _fraction, _what: None)
-    machine = machine_name() if machine is None else machine
+    node = node_name() if node is None else node
     with _ranks(where, timeout_s) if is_launched() else nullcontext():
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         share = 0.7 if ranks > 1 else 1.0
-        mine = _time_kernels(where, machine, share * seconds, lambda part, what: tell(share * part, what))
+        mine = _time_kernels(where, node, share * seconds, lambda part, what: tell(share * part, what))
         everyone = gather(mine)
         _check_alike(everyone)
         collectives: list[CollectiveTime] = []
         if ranks > 1:
             rest = (1 - share) * seconds
-            collectives = time_collectives(where, [one.machine for one in everyone], rest, tell, share)
+            collectives = time_collectives(where, [one.node for one in everyone], rest, tell, share)
         return _record(everyone, collectives, where)
 
 
-def _time_kernels(device: torch.device, machine: str, seconds: float, tell: Progress) -> _Kernels:
+def _time_kernels(device: torch.device, node: str, seconds: float, tell: Progress) -> _Kernels:
     """Time all kernels of one device."""
     shapes = GEMMS if device.type == "cuda" else SMALL_GEMMS
     precisions = precisions_of(device)
@@ -145,7 +145,7 @@ def _time_kernels(device: torch.device, machine: str, seconds: float, tell: Prog
     about = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     kernels = _Kernels(
         about.name if about else "cpu",
-        machine,
+        node,
         float(about.total_memory) if about else float(_cpu_memory()),
         about.multi_processor_count if about else 1,
         _bus_bytes_per_s(about),
@@ -206,7 +206,7 @@ def _slowest(rows: Sequence[Sequence[_Timed]], *seconds: str) -> tuple[_Timed, .
 
 def _record(everyone: Sequence[_Kernels], collectives: Sequence[CollectiveTime], device: torch.device) -> DeviceRecord:
     """Return the record of what all ranks measured."""
-    first, nodes = everyone[0], len({one.machine for one in everyone})
+    first, nodes = everyone[0], len({one.node for one in everyone})
     gemms = _slowest([one.gemms for one in everyone], "seconds")
     attention = _slowest([one.attention for one in everyone], "forward_s", "backward_s")
     elementwise = _slowest([one.elementwise for one in everyone], "seconds")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-MOST_SEED = 2**63 - 1
+MAX_SEED = 2**63 - 1
 """Largest seed, for initial weights, for random numbers of layers and for the order of a data set."""
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ROWS = 4
 """Number of samples of the example."""
-_MOST = 2**20
+_MAX = 2**20
 _TOKENS = 64
 """Tokens of an example's sample, if the model reads at least that many."""
 _PIXELS = 224
@@ -114,7 +114,7 @@ def _sizes(text: str) -> tuple[int, int | None]:
     found: dict[str, int] = {"batch": _ROWS}
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
-        if key not in {"batch", "length"} or not (value.isdecimal() and 0 < int(value[:20]) <= _MOST):
+        if key not in {"batch", "length"} or not (value.isdecimal() and 0 < int(value[:20]) <= _MAX):
             raise ArgumentError(
                 f"`{shorten(item)}` is no size of a configuration's example",
                 "give sizes like `batch=4,length=512`: the samples, and the tokens of each",
@@ -255,12 +255,12 @@ class Scores(nn.Module):
 
 
 def _of_text(config: Any, batch: int, tokens: int | None, *, is_causal: bool) -> _Example:
-    most = getattr(config, "max_position_embeddings", None) or _MOST
-    if tokens is not None and tokens > most:
+    maximum = getattr(config, "max_position_embeddings", None) or _MAX
+    if tokens is not None and tokens > maximum:
         raise ArgumentError(
-            f"`length` is {tokens}, but the model reads at most {most} tokens", f"give a `length` up to {most}"
+            f"`length` is {tokens}, but the model reads at most {maximum} tokens", f"give a `length` up to {maximum}"
         )
-    length = tokens or min(_TOKENS, most)
+    length = tokens or min(_TOKENS, maximum)
     if not is_causal:
         # Classifiers take the score of the last token that is no padding, and refuse batches without a padding token.
         config.pad_token_id = getattr(config, "pad_token_id", None) or 0

@@ -123,7 +123,7 @@ def measure(
             "give one, such as batch_sizes=[8]",
             code="unknown_name",
         )
-    ranks = check_int("ranks", ranks, most=2**10)
+    ranks = check_int("ranks", ranks, maximum=2**10)
     seconds = number("seconds", seconds)
     check_is("by", by, str, f"give one of {', '.join(get_args(Grain))}")
     check_types(dtype, autocast)

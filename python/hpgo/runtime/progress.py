@@ -37,7 +37,7 @@ class ProgressEvent:
     stages: tuple[int, ...] | None
     """Stages that the rank holds; None before it knows them."""
     host: str
-    machine: str
+    node: str
     """Name of the scope in which `pid` identifies a process."""
     pid: int
     born: str
@@ -156,12 +156,12 @@ class Progress:
     def report(self, *, has_left: bool = False) -> ProgressEvent:
         """Return the progress as it is now."""
         pid = os.getpid()
-        machine, born = _identity(pid)
+        node, born = _identity(pid)
         return ProgressEvent(
             rank=self.rank,
             stages=self.stages,
             host=socket.gethostname(),
-            machine=machine,
+            node=node,
             pid=pid,
             born=born,
             does=self._what() + (f", while {self.saves}" if self.saves else ""),

@@ -1,4 +1,11 @@
-"""Quantization of floats to few bits: uniform steps between two bounds, after a clamp, packed without gaps."""
+"""Quantization of floats to few bits: uniform steps between two bounds, after a clamp, packed without gaps.
+
+For each tensor of a micro-batch, the sender sends each number as the nearest of 2^b evenly spaced values between a
+lower and an upper limit. The limits are the minimum and the maximum. Below 16 bits, they move to a multiple of the mean
+absolute deviation from the mean, if that is closer: 2.83, 3.89, 5.03, 6.20, 7.41 or 9.90 for 2, 3, 4, 5, 6 and 8 bits.
+These factors minimize the error for a Laplace distribution. The error is at most half a step, (upper − lower) / (2^b −
+1) / 2. Beyond the limits, the distance to the limit comes on top.
+"""
 
 from __future__ import annotations
 

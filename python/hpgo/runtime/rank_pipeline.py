@@ -20,7 +20,7 @@ from hpgo.runtime.clocks import RankClock, Stamps
 from hpgo.runtime.devices import check_types, device_of_rank
 from hpgo.runtime.failure_detection import Limits, LostRankError
 from hpgo.runtime.heap import keep_freed
-from hpgo.runtime.passes import MOST_SEED
+from hpgo.runtime.passes import MAX_SEED
 from hpgo.runtime.preemption import Preempted
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.recorder import Recorder
@@ -71,7 +71,7 @@ class RankOptions:
     ) -> RankOptions:
         """Check the arguments of `Pipeline` and `InferencePipeline` and find the device. Raise ArgumentError."""
         found = device_of_rank(device)
-        seed = check_int("seed", seed, least=0, most=MOST_SEED)
+        seed = check_int("seed", seed, minimum=0, maximum=MAX_SEED)
         limits = Limits(timeout_s, silence_s, grace_s)
         check_types(dtype, autocast)
         check_flag("find_nan", find_nan)

@@ -53,7 +53,7 @@ class Recorder:
         Raises ArgumentError for a step that is not recorded, and RunError if another rank is lost.
         """
         known = {number: (ns, peak_bytes, program) for number, ns, peak_bytes, program in self._steps}
-        if not known or check_int("step", step, least=0) not in known:
+        if not known or check_int("step", step, minimum=0) not in known:
             has = f"steps {min(known)} to {max(known)} are" if known else "no step is"
             raise ArgumentError(
                 f"step {step} is not recorded: {has}",

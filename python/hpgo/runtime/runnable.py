@@ -81,13 +81,13 @@ class Runnable:
         )
 
 
-def check_orders(program: Program) -> None:
+def check_trainable(program: Program) -> None:
     """Raise ArgumentError for a schedule that can't be run for training, with the reason."""
-    orders = program.schedule
-    family = next((one for one in schedules() if one.name == orders.name), None)
-    if orders.synchronization != "flush":
+    schedule = program.schedule
+    family = next((one for one in schedules() if one.name == schedule.name), None)
+    if schedule.synchronization != "flush":
         raise ArgumentError(
-            f"`{orders.name}` has the synchronization `{orders.synchronization}`, but runs train with a flush after"
+            f"`{schedule.name}` has the synchronization `{schedule.synchronization}`, but runs train with a flush after"
             " each step",
             "choose a schedule with the synchronization `flush`: `hpgo schedules` lists them",
             code="unsupported",
@@ -95,31 +95,31 @@ def check_orders(program: Program) -> None:
     # A user's own schedule belongs to no family.
     if family is not None and not family.trains:
         raise ArgumentError(
-            f"`{orders.name}` has only forward passes, so it can't train",
+            f"`{schedule.name}` has only forward passes, so it can't train",
             "choose a schedule that trains, or infer with `hpgo infer` or `InferencePipeline(…)`",
         )
 
 
 def check_program(program: Program) -> None:
     """Raise ArgumentError for a program that can't be trained, with the reason."""
-    check_orders(program)
+    check_trainable(program)
     _check_devices(program)
 
 
 def check_inference(program: Program) -> None:
     """Raise ArgumentError for a program that can't infer, with the reason."""
-    orders = program.schedule
+    schedule = program.schedule
     # Forward passes of `sequential` are a complete inference schedule, so it is the exception.
-    if orders.name != _HALVED and any(KINDS[kind] != "F" for kind in set(orders.actions[:, 0].tolist())):
+    if schedule.name != _HALVED and any(KINDS[kind] != "F" for kind in set(schedule.actions[:, 0].tolist())):
         raise ArgumentError(
-            f"`{orders.name}` has backward passes, so it trains",
+            f"`{schedule.name}` has backward passes, so it trains",
             "plan inference with `hpgo partition`, or choose `forward_only`, `staggered` or `sequential`",
         )
     # A stream runs one stage per process. Virtual stages would need several streams in one process.
-    if len(orders.micro_batches) == 1 and orders.stages != orders.ranks:
+    if len(schedule.micro_batches) == 1 and schedule.stages != schedule.ranks:
         raise ArgumentError(
-            f"`{orders.name}` runs {orders.stages} stages on {orders.ranks} ranks, but inference needs one stage per"
-            " rank",
+            f"`{schedule.name}` runs {schedule.stages} stages on {schedule.ranks} ranks, but inference needs one"
+            " stage per rank",
             "give each rank one stage",
         )
     for number, stage in enumerate(program.stages):
@@ -129,9 +129,9 @@ def check_inference(program: Program) -> None:
                 "give each stage one device, or plan hosts that take turns with `hpgo partition --max-replicas`",
             )
     routes = routes_of(program)
-    if not are_regular(routes) or (len(routes) > 1 and orders.synchronization != "flush"):
+    if not are_regular(routes) or (len(routes) > 1 and schedule.synchronization != "flush"):
         raise ArgumentError(
-            f"the hosts of the {len(routes)} chains of `{orders.name}` don't take turns",
+            f"the hosts of the {len(routes)} chains of `{schedule.name}` don't take turns",
             "give each stage separate hosts that take turns, as `hpgo partition --max-replicas` does",
         )
     _check_devices(program)
@@ -148,9 +148,9 @@ def bits_behind(planned: Sequence[int] | None, stages: int, asked: object) -> tu
         found = [0 if bits >= WHOLE_BITS else bits for bits in planned or [0] * (stages - 1)]
         hint = f"plan with `--bits` of {', '.join(map(str, BITS))}, or set `quantize`"
     elif isinstance(asked, tuple | list):
-        found = [check_int("a number of bits", one, least=0, hint=hint) for one in asked]
+        found = [check_int("a number of bits", one, minimum=0, hint=hint) for one in asked]
     else:
-        found = [check_int("the number of bits", asked, least=0, hint=hint)] * (stages - 1)
+        found = [check_int("the number of bits", asked, minimum=0, hint=hint)] * (stages - 1)
     if len(found) != stages - 1:
         raise ArgumentError(
             f"bits are given for {pluralize(len(found), 'cut')}, but {pluralize(stages, 'stage')} have {stages - 1}",

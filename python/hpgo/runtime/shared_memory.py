@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from hpgo.runtime.clocks import machine_name
+from hpgo.runtime.clocks import node_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -337,4 +337,4 @@ def _where() -> str:
         space = str(Path("/proc/self/ns/net").readlink())
     except (AttributeError, OSError):
         return ""
-    return f"{machine_name()} {space} {os.geteuid()}"
+    return f"{node_name()} {space} {os.geteuid()}"

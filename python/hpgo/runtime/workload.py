@@ -19,7 +19,7 @@ from hpgo.runtime.grouping import GRAINS, QUARTER
 from hpgo.runtime.losses import Reduction, reduction
 from hpgo.runtime.models import MODELS, built_in, has_quarters
 from hpgo.runtime.modules import Network
-from hpgo.runtime.passes import MOST_SEED
+from hpgo.runtime.passes import MAX_SEED
 from hpgo.runtime.stage_module import Value
 from hpgo.runtime.user_functions import made_by
 
@@ -249,7 +249,7 @@ class Workload:
         for layer in chain.from_iterable(layers):
             check_is("a layer in `stages`", layer, str, hint)
         if only is not None:
-            only = {check_int("a stage in `only`", one, least=0) for one in check_list("`only`", only)}
+            only = {check_int("a stage in `only`", one, minimum=0) for one in check_list("`only`", only)}
         check_flag("split_backward", split_backward)
         return cut(
             self.network,
@@ -257,7 +257,7 @@ class Workload:
             self.example_inputs,
             layers,
             dtype=dtype,
-            seed=check_int("seed", seed, least=0, most=MOST_SEED),
+            seed=check_int("seed", seed, minimum=0, maximum=MAX_SEED),
             only=only,
             split_backward=split_backward,
         )

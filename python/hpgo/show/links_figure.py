@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MARGIN, _TOP, _LEFT, _CELL, _BOTTOM = 16.0, 88.0, 92.0, 76.0, 24.0
 
 
-def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[int]) -> str:
+def svg(name: str, pairs: Mapping[tuple[int, int], float], node_of: Sequence[int]) -> str:
     """Return an SVG with a square for the rate of each pair of ranks in bytes/s; the highest rate has the largest.
 
     Lines separate the nodes. Equal rates give equal bytes.
@@ -28,9 +28,9 @@ def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[
     True
     """
     count = max(max(pair) for pair in pairs) + 1
-    most = max(pairs.values())
+    maximum = max(pairs.values())
     title = printable(f"{name}: rates between ranks, {format_bytes_per_s(min(pairs.values()))} to "
-                      f"{format_bytes_per_s(most)}")  # fmt: skip
+                      f"{format_bytes_per_s(maximum)}")  # fmt: skip
     items: list[Item] = [
         Words("title", [_MARGIN], [_MARGIN + 16], [title]),
         Words(
@@ -49,7 +49,7 @@ def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[
         ]
     for edge in range(count + 1):
         # Stronger lines mark the nodes, because rates differ most between them.
-        is_border = edge in {0, count} or machine_of[edge] != machine_of[edge - 1]
+        is_border = edge in {0, count} or node_of[edge] != node_of[edge - 1]
         at, style = edge * _CELL, "axis" if is_border else "grid"
         items += [
             Line(style, ((_LEFT + at, _TOP), (_LEFT + at, _TOP + side))),
@@ -57,14 +57,14 @@ def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[
         ]
     for (one, other), rate in sorted(pairs.items()):
         for row, column in ((one, other), (other, one)):
-            items += _square(row, column, rate, most)
+            items += _square(row, column, rate, maximum)
     shown = "; ".join(f"ranks {one} and {other}: {format_bytes_per_s(rate)}" for (one, other), rate in pairs.items())
     return svg_of(Scene(_LEFT + side + 120.0, _TOP + side + _BOTTOM, title, shown, tuple(items)), DrawOptions())
 
 
-def _square(row: int, column: int, rate: float, most: float) -> list[Item]:
+def _square(row: int, column: int, rate: float, maximum: float) -> list[Item]:
     # The area, not the side, is proportional to the rate.
-    width = (_CELL - 22) * sqrt(rate / most)
+    width = (_CELL - 22) * sqrt(rate / maximum)
     x, y = _LEFT + (column + 0.5) * _CELL, _TOP + (row + 0.5) * _CELL - 6
     tip = f"rank {row} to rank {column}: {format_bytes_per_s(rate)}"
     half = width / 2

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 _MARGIN, _WIDTH, _TOP = 16.0, 1040.0, 76.0
 _GUTTER, _CELL, _LOW, _GAP = 92.0, 54.0, 34.0, 8.0
-_LEAST, _NUMBERED, _RANKED, _LETTERED = 3.0, 19.0, 27.0, 46.0
+_MIN_WIDTH, _NUMBERED, _RANKED, _LETTERED = 3.0, 19.0, 27.0, 46.0
 """Width of a cell in pixels: the minimum; with room for the GPU's number; for its pipeline rank, too; for all ranks."""
 _FLAT = 22.0
 """Height of narrow cells if a row has the whole width."""
 _TALLEST = 24
 """Maximum number of nodes in a column. More nodes are drawn in several columns."""
-_MOST_GPUS = 2**15
-_MOST_NAMED = 16
+_MAX_GPUS = 2**15
+_MAX_NAMED = 16
 _COLOURS = len(palette.STAGE_COLOURS)
 
 
@@ -89,13 +89,13 @@ def scene(estimate: LlmEstimate, cluster: Cluster) -> Scene:
             f"the estimate is for {estimate.gpus} GPUs, but cluster `{cluster.name}` has {cluster.devices}",
             "give the cluster of the estimate",
         )
-    if estimate.gpus > _MOST_GPUS:
+    if estimate.gpus > _MAX_GPUS:
         raise ArgumentError(
-            f"the estimate is for {estimate.gpus} GPUs, but a figure shows at most {_MOST_GPUS}",
-            f"draw a configuration of at most {_MOST_GPUS} GPUs",
+            f"the estimate is for {estimate.gpus} GPUs, but a figure shows at most {_MAX_GPUS}",
+            f"draw a configuration of at most {_MAX_GPUS} GPUs",
             code="too_large",
         )
-    counts = [machine.count for machine in cluster.first(estimate.gpus).nodes]
+    counts = [node.count for node in cluster.first(estimate.gpus).nodes]
     grid = _Grid.of(counts)
     title = printable(f"{estimate.model} on {estimate.cluster}: {pluralize(estimate.gpus, 'GPU')}")
     # The subtitle states that the time is estimated, because figures are shown without their report.
@@ -104,7 +104,7 @@ def scene(estimate: LlmEstimate, cluster: Cluster) -> Scene:
     facts = textwrap.wrap(printable(subtitle), 150)
     items: list[Item] = [Words("title", [_MARGIN], [_MARGIN + 16], [title])]
     items += [Words("fact", [_MARGIN], [_MARGIN + 36 + 15 * at], [line]) for at, line in enumerate(facts)]
-    items += [*_machines(grid), *_cells(grid, estimate), *_frames(grid, config)]
+    items += [*_nodes(grid), *_cells(grid, estimate), *_frames(grid, config)]
     legend, bottom = _legend(estimate, counts, grid.bottom + 26)
     described = f"{config.named()}: {pluralize(len(counts), 'node')} of {counts[0]} GPUs"
     return Scene(_WIDTH, bottom, title, printable(described), (*items, *legend))
@@ -133,15 +133,15 @@ class _Grid:
         # Fewer columns make wider cells and a taller figure. Use the largest number that keeps the cells visible.
         while True:
             width = min(_CELL, (available - (beside - 1) * 2 * _GAP) / (beside * per))
-            if width >= _LEAST or beside == 1:
+            if width >= _MIN_WIDTH or beside == 1:
                 break
             beside -= 1
         tall = -(-len(counts) // beside)
-        height = _LOW if width >= _NUMBERED else min(_LOW, max(width, _LEAST if beside > 1 else _FLAT))
+        height = _LOW if width >= _NUMBERED else min(_LOW, max(width, _MIN_WIDTH if beside > 1 else _FLAT))
         gap = min(_GAP, height / 2)
         x, y, rows, start = [], [], [], 0
-        for machine, count in enumerate(counts):
-            column, row = divmod(machine, tall)
+        for node, count in enumerate(counts):
+            column, row = divmod(node, tall)
             left = _MARGIN + _GUTTER + column * (per * width + 2 * _GAP)
             x += [left + at * width for at in range(count)]
             y += [_TOP + row * (height + gap)] * count
@@ -150,19 +150,19 @@ class _Grid:
         return cls(tuple(x), tuple(y), width, height, tuple(rows), _TOP + tall * (height + gap))
 
 
-def _machines(grid: _Grid) -> list[Item]:
+def _nodes(grid: _Grid) -> list[Item]:
     """Return the numbers of nodes, without those that would overlap the number above."""
     texts, ys = [], []
     tops: set[float] = set()
     last = -100.0
-    for machine, gpus in enumerate(grid.rows):
+    for node, gpus in enumerate(grid.rows):
         top = grid.y[gpus[0]]
         # A label is 11 pixels high. Nodes beside each other share one label.
         if top in tops or top - last < 11:
             continue
         tops.add(top)
         last = top
-        texts.append(f"node {machine}")
+        texts.append(f"node {node}")
         ys.append(top + grid.height / 2 + 4)
     return [Words("rank", [_MARGIN + _GUTTER - 10] * len(texts), ys, texts)]
 
@@ -267,7 +267,7 @@ def _legend(estimate: LlmEstimate, counts: Sequence[int], top: float) -> tuple[l
     items: list[Item] = []
     ranks = list(range(config.pp))
     # Keep the last rank in a long legend, because it has the LM head and other memory.
-    named = ranks if len(ranks) <= _MOST_NAMED else [*ranks[: _MOST_NAMED - 1], ranks[-1]]
+    named = ranks if len(ranks) <= _MAX_NAMED else [*ranks[: _MAX_NAMED - 1], ranks[-1]]
     columns = 1 if len(named) == 1 else 2
     for at, rank in enumerate(named):
         x = _MARGIN + at % columns * (_WIDTH - 2 * _MARGIN) / columns
@@ -300,7 +300,7 @@ def _legend(estimate: LlmEstimate, counts: Sequence[int], top: float) -> tuple[l
         ]
     y += -(-len(marks) // 2) * 19
     sizes = (config.tp, config.model_parallel_size if config.cp > 1 else 1, config.ep)
-    if any(machine % size for size in sizes for machine in counts):
+    if any(node % size for size in sizes for node in counts):
         items.append(Words("note", [_MARGIN], [y + 2], ["frames end at the end of a node; a group may continue"]))
         y += 19
     return items, y + 6

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hpgo.llm.estimate import LlmEstimate, StageEstimate
     from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.llm.search import LlmPlanSearch
+    from hpgo.llm.stack import Stack
 
 WIDTH = 80
 UNCERTIFIED = (
@@ -36,7 +37,7 @@ UNCERTIFIED = (
 )
 _VARYING = ("activations", *LATER)
 """Memory columns that also depend on the position of a rank in the pipeline."""
-_SHORT = {"gradients": "grads", "framework_overhead": "overhead"}
+_SHORT = {"gradients": "grads", "framework_overhead": "overhead", "cuda_graph_buffers": "graphs"}
 """Shorter labels of memory columns, so that the table fits into 80 columns."""
 _MIN_SHARE = 5e-4
 """Share of a step below which a term is not listed: it would be shown as 0.0 %."""
@@ -47,9 +48,12 @@ _INDENT = " " * 13
 
 
 def lines(
-    estimate: LlmEstimate, width: int = WIDTH, *, title: str = "Configuration", notes: Sequence[str] = ()
-) -> list[str]:
+    estimate: LlmEstimate, width: int = WIDTH, *, title: str = "Configuration", notes: Sequence[str] = (),
+    stack: Stack | None = None,
+) -> list[str]:  # fmt: skip
     r"""Return the lines of the report, with `title` above the configuration and `notes` above the title.
+
+    `stack` is the stack of the estimate. Without it, the report has the name alone of a stack that is not built in.
 
     >>> import hpgo
     >>> one = hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=8192,
@@ -75,7 +79,7 @@ def lines(
         f"{title}:",
         *_configuration(estimate, width),
         "",
-        *_answer(estimate, width),
+        *_answer(estimate, width, stack),
         *_caveats(estimate, width),
         "",
         *plain(
@@ -140,11 +144,11 @@ def _configuration(estimate: LlmEstimate, width: int) -> list[str]:
     return [line for one in found for line in textwrap.wrap(one, width, initial_indent="  ", subsequent_indent="  ")]
 
 
-def _answer(estimate: LlmEstimate, width: int) -> list[str]:
+def _answer(estimate: LlmEstimate, width: int, stack: Stack | None) -> list[str]:
     """Return the rows on step time, throughput and memory."""
-    known = estimate.measured_steps
-    fitted = f"estimated, fitted to {pluralize(known, 'measured step')}"
-    basis = fitted if known else "estimated by the cost model, not measured"
+    steps = estimate.measured_steps
+    fitted = f"estimated, fitted to {pluralize(steps, 'measured step')}"
+    basis = fitted if steps else "estimated by the cost model, not measured"
     peak_bytes = estimate.fullest.peak_bytes
     fits = (
         f", {format_bytes(estimate.capacity_bytes - peak_bytes)} free"
@@ -163,18 +167,13 @@ def _answer(estimate: LlmEstimate, width: int) -> list[str]:
     )
     rows = [("Step time", step), ("Throughput", throughput), ("Memory", memory)]
     rows += [("", note) for note in (*_close(estimate), *_cached(estimate))]
-    rows.append(("Stack", _stack(estimate)))
+    known = stack or stacks().get(estimate.stack)
+    rows.append(("Stack", printable(estimate.stack) + (f": {printable(known.title)}" if known else "")))
     return [
         line
         for label, value in rows
         for line in textwrap.wrap(value, width, initial_indent=label.ljust(13), subsequent_indent=_INDENT)
     ]
-
-
-def _stack(estimate: LlmEstimate) -> str:
-    """Return the name and the title of the software stack of an estimate."""
-    known = stacks().get(estimate.stack)
-    return printable(estimate.stack) + (f": {known.title}" if known else "")
 
 
 def _caveats(estimate: LlmEstimate, width: int) -> list[str]:
@@ -207,7 +206,8 @@ _DEGREES: dict[str, Callable[[ParallelismConfig], object]] = {
     "dp": lambda config: config.dp,
     "ZeRO": lambda config: config.zero_stage,
     "recompute": lambda config: (
-        config.recompute + ("" if config.recompute_num_layers is None else f" {config.recompute_num_layers}")
+        " ".join([config.recompute, *config.recompute_modules])
+        + ("" if config.recompute_num_layers is None else f" {config.recompute_num_layers}")
     ),
     "micro-batch": lambda config: config.micro_batch_size,
 }

@@ -81,21 +81,21 @@ def of_profile(profile: Profile) -> str:
 
 def of_cluster(cluster: Cluster) -> str:
     """Return tables of nodes, with equal neighbors in one row, and of links."""
-    machines = [
+    nodes = [
         (
-            len(list(alike)), machine.count, machine.device.name, format_bytes(machine.device.memory_bytes),
-            f"{machine.device.speed:g} ×", machine.name or "-",
+            len(list(alike)), node.count, node.device.name, format_bytes(node.device.memory_bytes),
+            f"{node.device.speed:g} ×", node.name or "-",
         )
-        for machine, alike in groupby(cluster.nodes)
+        for node, alike in groupby(cluster.nodes)
     ]  # fmt: skip
     links = [
         (where, format_bytes_per_s(link.bytes_per_s), format_bytes_per_s(link.collective_bytes_per_s),
          format_seconds(link.latency_s))
-        for where, link in (("inside a machine", cluster.intra), ("between machines", cluster.inter))
+        for where, link in (("inside a node", cluster.intra), ("between nodes", cluster.inter))
     ]  # fmt: skip
     return _answer(
-        f"{cluster.name}: {pluralize(cluster.devices, 'device')} on {pluralize(len(cluster.nodes), 'machine')}",
-        _table(["machines", "devices each", "type", "memory", "speed", "name"], machines),
+        f"{cluster.name}: {pluralize(cluster.devices, 'device')} on {pluralize(len(cluster.nodes), 'node')}",
+        _table(["nodes", "devices each", "type", "memory", "speed", "name"], nodes),
         _table(["link", "of one port", "in a ring", "latency"], links),
         _facts([("from", cluster.source)] if cluster.source else []),
     )
@@ -247,10 +247,10 @@ def cluster_frame(cluster: Cluster) -> Any:
     """Return a data frame with one row per node."""
     return _frame(
         {
-            "machine": at, "name": machine.name, "devices": machine.count, "device": machine.device.name,
-            "memory_bytes": machine.device.memory_bytes, "speed": machine.device.speed,
+            "node": at, "name": node.name, "devices": node.count, "device": node.device.name,
+            "memory_bytes": node.device.memory_bytes, "speed": node.device.speed,
         }
-        for at, machine in enumerate(cluster.nodes)
+        for at, node in enumerate(cluster.nodes)
     )  # fmt: skip
 
 

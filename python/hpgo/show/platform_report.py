@@ -44,7 +44,7 @@ def lines(fit: PlatformFit, width: int = WIDTH) -> list[str]:
         for one in platform.terms
         if abs(one.factor - 1) > _MOVED
     ]
-    errors = f"{100 * fit.error_before:.1f} % without a platform"
+    errors = f"{100 * fit.error_before:.1f} % without a platform, {100 * fit.error_fitted:.1f} % with it"
     if platform.steps > 1:
         errors += f", {100 * fit.error_left_out:.1f} % if each step is predicted from the others"
     facts = [
@@ -52,7 +52,8 @@ def lines(fit: PlatformFit, width: int = WIDTH) -> list[str]:
         ("Error", errors),
         ("Expected", f"± {100 * platform.error:.0f} % on average for other steps on this platform"),
     ]
-    facts += [] if platform.stack == "default" else [("Stack", printable(platform.stack))]
+    stack = platform.software_stack
+    facts += [] if stack.name == "default" else [("Stack", printable(f"{stack.name}: {stack.title}"))]
     terms = plain(["Time of", "factor", "± before", "± now"], moved, width)
     return [
         f"Platform {printable(platform.device)}, fitted to {pluralize(len(fit.steps), 'measured step')}",
@@ -88,6 +89,7 @@ def document(fit: PlatformFit) -> dict[str, object]:
         "prior_sd": {name: term.prior_sd for name, term in TERMS.items()},
         "note": fit.note,
         "error_before": fit.error_before,
+        "error_fitted": fit.error_fitted,
         "error_left_out": fit.error_left_out,
         "steps": steps,
     }

@@ -176,7 +176,7 @@ def answer(plan: Plan) -> list[tuple[str, str]]:
     idle = plan.cluster_devices - plan.devices
     used = f"{plan.devices} of {plan.cluster_devices}" if idle else str(plan.devices)
     gpus = 1 if plan.assumptions is None else plan.assumptions.gpus_per_device
-    virtual = f", {plan.chunks} virtual stages per device" if plan.chunks > 1 else ""
+    virtual = f", {plan.virtual_stages_per_rank} virtual stages per device" if plan.virtual_stages_per_rank > 1 else ""
     schedule = (
         f"{_SCHEDULES.get(plan.schedule, plan.schedule)}{virtual}, {pluralize(plan.micro_batches, 'micro-batch')} of"
         f" {pluralize(plan.pipeline_micro_batch_size, 'sample')} over all replicas of a stage,"
@@ -233,7 +233,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
 
 def sections(plan: Plan) -> list[ReportTable]:
     """Return the tables: layers and devices of stages, times, memory, and compared schedules if there are any."""
-    several = plan.chunks > 1
+    several = plan.virtual_stages_per_rank > 1
     # Devices of a group run several stages, so their number repeats; the group tells which stages share them.
     who = ("group", "devices") if several else ("devices", "replicas")
     return [
@@ -266,7 +266,7 @@ def _shape_of(plan: Plan, index: int) -> tuple[float, ...]:
     """Return the figures of a stage that must be nearly equal for adjacent stages to share a row."""
     stage = plan.stages[index]
     # With virtual stages, devices of the first group follow the last group, so a range of devices would be wrong.
-    group = index // len(plan.groups) if plan.chunks > 1 else 0
+    group = index // len(plan.groups) if plan.virtual_stages_per_rank > 1 else 0
     return (
         len(stage.layers),
         stage.replicas,
@@ -316,7 +316,11 @@ def _who(plan: Plan, run: range) -> tuple[object, ...]:
         numbers(run),
         _ends(plan, first.layers[0], last.layers[-1], alone=len(run) == len(first.layers) == 1),
         f"{len(first.layers)}{each}",
-        *((ranged(min(groups), max(groups)), devices) if plan.chunks > 1 else (devices, f"{first.replicas}{each}")),
+        *(
+            (ranged(min(groups), max(groups)), devices)
+            if plan.virtual_stages_per_rank > 1
+            else (devices, f"{first.replicas}{each}")
+        ),
         _samples(plan.pipeline_micro_batch_size, first),
         ranged(first.max_in_flight, last.max_in_flight),
     )
@@ -343,7 +347,7 @@ def _free(group: DeviceGroup) -> str:
     """Return the share of memory that is free; a shortfall that rounds to 0 % keeps one digit, to stay visible."""
     if group.capacity_bytes <= 0:
         return "none"
-    percent = 100 * group.headroom_bytes / group.capacity_bytes
+    percent = 100 * group.free_bytes / group.capacity_bytes
     return f"{percent:.1g} %" if -0.5 <= percent < 0 else f"{percent:.0f} %"
 
 
@@ -366,7 +370,9 @@ def _compared(plan: Plan) -> ReportTable:
                 if choice.step_s is None or not plan.step_s
                 else f"{100 * (choice.step_s / plan.step_s - 1):+.1f} %",
                 "-" if choice.peak_bytes is None else _bytes(choice.peak_bytes),
-                f"{choice.stages}, {choice.chunks} per device" if choice.chunks > 1 else choice.stages or "-",
+                f"{choice.stages}, {choice.virtual_stages_per_rank} per device"
+                if choice.virtual_stages_per_rank > 1
+                else choice.stages or "-",
                 choice.pipeline_micro_batch_size or "-",
                 f"over by {_bytes(choice.shortfall_bytes)}" if choice.shortfall_bytes else "",
             )
@@ -489,7 +495,7 @@ def _node_aligned_proof(plan: Plan, node_aligned_bound_s: float) -> str:
 def _is_node_aligned(plan: Plan) -> bool:
     """Return whether the stages, from the last to the first, are placed as docs/planner.md defines node-aligned."""
     if not plan.nodes:
-        return True  # Files without `machines` are older than the search through other placements.
+        return True  # Files without `nodes` are older than the search through other placements.
     is_small = plan.cluster_devices <= _FEW_DEVICES
     node_of = [node for node, count in enumerate(plan.nodes) for _ in range(count)]
     free = list(plan.nodes)
@@ -530,10 +536,10 @@ def restriction(plan: Plan) -> str:
         else:
             why = "not all plans of its schedule were tried"
         return f"{label}; not compared with plans for any framework: {why}"
-    least, most = known
-    if most <= _PROVEN:
+    minimum, maximum = known
+    if maximum <= _PROVEN:
         return f"{label}; no plan for another framework has a shorter step"
-    share = percent(most) if most - least <= _PROVEN else f"at most {percent(most)}"
+    share = percent(maximum) if maximum - minimum <= _PROVEN else f"at most {percent(maximum)}"
     return (
         f"{label}; its limits make the step {share} longer than the best plan without them; the best one found has"
         f" {pluralize(stages, 'stage')} and takes {_seconds(free_s)}"
@@ -542,7 +548,7 @@ def restriction(plan: Plan) -> str:
 
 def search_space(plan: Plan) -> str:
     """Return which plans were compared, and how many."""
-    if plan.chunks > 1:
+    if plan.virtual_stages_per_rank > 1:
         return _improved(plan)
     # The planner words `cuts`; these phrases mark cuts that were thinned out, not an order of the layers.
     thinned = "stay with a neighbour" in plan.cuts or "in about equal steps" in plan.cuts
@@ -657,7 +663,7 @@ def sweep(plans: Sequence[Plan]) -> ReportTable:
             "-"
             if plan.optimality_gap is None or math.isinf(plan.optimality_gap)
             else f"{100 * plan.optimality_gap:.1f} %",
-            _free(min(plan.groups, key=lambda group: group.headroom_bytes / group.capacity_bytes)),
+            _free(min(plan.groups, key=lambda group: group.free_bytes / group.capacity_bytes)),
         )
         for plan in plans
     ]
@@ -686,7 +692,7 @@ def _instead(plan: Plan, other: Alternative) -> str:
         longer = f"{percent(1 - ratio)} shorter"
     else:
         longer = f"{ratio:.1f}× as long" if ratio >= 2 else f"{percent(ratio - 1)} longer"
-    each = " of 1 device" if other.name == "straight pipeline" else ""
+    each = " of 1 device" if other.name == "pipeline parallelism only" else ""
     stages = f"{other.stages} stages{each}, " if other.stages > 1 else ""
     return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.pipeline_micro_batch_size}): {other.reason}"
 
@@ -723,11 +729,11 @@ def _preferred(plan: Plan, than: MemoryPreference) -> str:
     # The plan with the shortest step can itself have the smallest memory.
     held = max(group.memory.total_bytes for group in plan.groups)
     share = f"{100 * than.tolerance:.3g} %"
-    least = f"the smallest memory found within {share} of the shortest step found, {_seconds(than.step_s)}"
+    minimum = f"the smallest memory found within {share} of the shortest step found, {_seconds(than.step_s)}"
     if held >= than.peak_bytes:
-        return f"{least}: that plan itself"
+        return f"{minimum}: that plan itself"
     instead = f"{_bytes(held)} instead of {_bytes(than.peak_bytes)} on the fullest device"
-    return f"{least}: {'as long' if longer <= 1e-9 else f'{percent(longer)} longer'}, {instead}"
+    return f"{minimum}: {'as long' if longer <= 1e-9 else f'{percent(longer)} longer'}, {instead}"
 
 
 def _optimizer(memory: MemoryModel) -> str:
@@ -748,12 +754,12 @@ def _optimizer(memory: MemoryModel) -> str:
 def _fullest(plan: Plan) -> str:
     """Return the memory of the fullest device, or how much it lacks."""
     # The group with the least free memory decides whether the plan fits.
-    group = min(plan.groups, key=lambda group: group.headroom_bytes)
+    group = min(plan.groups, key=lambda group: group.free_bytes)
     total, where = _bytes(group.memory.total_bytes), f"each device of stage {group.stages[0]}"
     limit = _bytes(group.capacity_bytes)
     if plan.fits:
         return f"{total} of {limit} on {where}, which has the least free memory ({_free(group)})"
-    return f"does not fit: {where} needs {total}, but has {limit}: over by {_bytes(-group.headroom_bytes)}"
+    return f"does not fit: {where} needs {total}, but has {limit}: over by {_bytes(-group.free_bytes)}"
 
 
 def _samples(micro_batch: int, stage: Stage) -> str:

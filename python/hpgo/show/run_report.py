@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def headline(timeline: Timeline) -> str:
     """Return one line with schedule, ranks and micro-batches."""
     parts = [f"{timeline.schedule}: {timeline.ranks} ranks"]
-    parts += [f"{timeline.chunks} stages per rank"] if timeline.chunks > 1 else []
+    parts += [f"{timeline.virtual_stages_per_rank} stages per rank"] if timeline.virtual_stages_per_rank > 1 else []
     parts += [f"{timeline.micro_batches} micro-batches"]
     parts += [f"{timeline.iterations} steps"] if timeline.iterations > 1 else []
     return printable(f"{', '.join(parts)}, communication `{timeline.communication}`")
@@ -54,7 +54,12 @@ def ranks(timeline: Timeline) -> Table:
     """Return a table of ranks with time and memory. Equally busy ranks with evenly changing memory share a row."""
     found = timeline.measures
     in_flight, peaks = found.peak_in_flight, found.peak_memory_bytes
-    columns = ["rank", "busy", "idle / total", "in flight" if timeline.chunks == 1 else "chunks in flight"]
+    columns = [
+        "rank",
+        "busy",
+        "idle / total",
+        "in flight" if timeline.virtual_stages_per_rank == 1 else "activations in flight",
+    ]
     columns += [] if peaks is None else ["peak memory"]
     # In-flight counts of 1F1B decrease by one per rank. Equal steps, not equal counts, make ranks similar.
     on = steps(in_flight)

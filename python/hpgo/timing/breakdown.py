@@ -43,8 +43,8 @@ def breakdown(timeline: Timeline) -> Breakdown:
     """Return the parts of the step of a simulated or measured timeline.
 
     >>> import hpgo
-    >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
-    >>> step = breakdown(hpgo.simulate(orders, backward_s=2.5, transfer_s=0.25))
+    >>> schedule = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+    >>> step = breakdown(hpgo.simulate(schedule, backward_s=2.5, transfer_s=0.25))
     >>> step.step_s, step.forward_s, step.backward_s, step.transfer_s, step.bubble
     (18.5, (1.0, 1.0), (2.5, 2.5), (0.25, None), 0.2432432432432432)
     """

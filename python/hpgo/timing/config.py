@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class SimulationConfig:
     """Sizes, costs and memory of a simulation, with the names of options, of keys in files and of URL parameters.
 
-    Seconds and bytes are for one micro-batch on a rank's part of the model. The chunks of a rank share them evenly, so
-    that schedules are compared at equal work. Each field is one number for all ranks, one per rank, or one per stage of
-    a chain. A second chain has the same stages, and so the same numbers.
+    Seconds and bytes are for one micro-batch on a rank's part of the model. The virtual stages of a rank share them
+    evenly, so that schedules are compared at equal work. Each field is one number for all ranks, one per rank, or one
+    per stage of a chain. A second chain has the same stages, and so the same numbers.
     """
 
     num_stages: int | None = None
@@ -42,11 +42,11 @@ class SimulationConfig:
     transfer_time: tuple[float, ...] = (0.0,)
     """Seconds that a message occupies its link: one number, or one per edge between stages."""
     gradient_sync_times: tuple[float, ...] = (0.0,)
-    """Exposed gradient reduction of a stage in seconds. Chunks of a rank do not share it."""
+    """Exposed gradient reduction of a stage in seconds. Virtual stages of a rank do not share it."""
     optimizer_times: tuple[float, ...] = (0.0,)
-    chunks: int | None = None
+    virtual_stages_per_rank: int | None = None
     group_size: int | None = None
-    cap: int | None = None
+    activation_limit: int | None = None
     comm: Communication = "link"
     iterations: int = 1
     weight_bytes: tuple[float, ...] = ()
@@ -100,9 +100,9 @@ FIELDS = {
     "transfer_time": _DELAY,
     "gradient_sync_times": _DELAY,
     "optimizer_times": _DELAY,
-    "chunks": _COUNT,
+    "virtual_stages_per_rank": _COUNT,
     "group_size": _COUNT,
-    "cap": _COUNT,
+    "activation_limit": _COUNT,
     "comm": _WORD,
     "iterations": _COUNT,
     "weight_bytes": _SIZE,

@@ -64,21 +64,21 @@ class Flow(Record):
     def max_in_flight(self) -> int:
         """Largest number of micro-batches that had entered and not yet left."""
         left = sorted(self.leave_s)
-        gone = most = 0
+        gone = maximum = 0
         for entered, enter_s in enumerate(sorted(self.enter_s), start=1):
             # Micro-batches may overtake each other on routes over several hosts, so entries and exits are sorted
             # separately.
             while left[gone] <= enter_s:
                 gone += 1
-            most = max(most, entered - gone)
-        return most or 1
+            maximum = max(maximum, entered - gone)
+        return maximum or 1
 
     def latency_s(self, percent: float) -> float:
         """Return the latency in seconds that `percent` percent of the micro-batches do not exceed.
 
         Raise ArgumentError if it is not in (0, 100].
         """
-        share = number("percent", percent, above=0, most=100) / 100
+        share = number("percent", percent, above=0, maximum=100) / 100
         taken_s = sorted(leave_s - enter_s for enter_s, leave_s in zip(self.enter_s, self.leave_s, strict=True))
         return taken_s[math.ceil(share * len(taken_s)) - 1]
 
@@ -115,9 +115,9 @@ def room_of(program: Program, in_flight: int | None = None) -> int:
 
     >>> import hpgo
     >>> def of(name):
-    ...     orders = hpgo.schedule(name, ranks=3, micro_batches=1)
+    ...     schedule = hpgo.schedule(name, ranks=3, micro_batches=1)
     ...     stages = [(["a"], [0]), (["b"], [1]), (["c"], [2])]
-    ...     return hpgo.program(orders, stages, pipeline_micro_batch_size=1, global_batch_size=1)
+    ...     return hpgo.program(schedule, stages, pipeline_micro_batch_size=1, global_batch_size=1)
     >>> room_of(of("forward_only")), room_of(of("forward_only"), 5), room_of(of("staggered")), room_of(of("sequential"))
     (7, 5, 3, 1)
     """
@@ -142,9 +142,9 @@ def predicted_flow(program: Program, samples: Sequence[int], *, in_flight: int |
     Raises ArgumentError if `in_flight` is invalid.
 
     >>> import hpgo
-    >>> orders, costs = hpgo.schedule("forward_only", ranks=2, micro_batches=1), hpgo.Costs(forward_s=(1.0, 2.0))
+    >>> schedule, costs = hpgo.schedule("forward_only", ranks=2, micro_batches=1), hpgo.Costs(forward_s=(1.0, 2.0))
     >>> stages = [(["a"], [0]), (["b"], [1])]
-    >>> two = hpgo.program(orders, stages, pipeline_micro_batch_size=1, global_batch_size=1, costs=costs)
+    >>> two = hpgo.program(schedule, stages, pipeline_micro_batch_size=1, global_batch_size=1, costs=costs)
     >>> flow = predicted_flow(two, [1] * 8)
     >>> flow.enter_s, flow.leave_s[:4], flow.max_in_flight
     ((0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 9.0), (3.0, 5.0, 7.0, 9.0), 4)
@@ -155,7 +155,7 @@ def predicted_flow(program: Program, samples: Sequence[int], *, in_flight: int |
     from hpgo.timing.simulation import columns_of
 
     columns, stages = columns_of(program.schedule, program.costs), len(program.stages)
-    lock_step, most, routes = steps_together(program), room_of(program, in_flight), routes_of(program)
+    lock_step, maximum, routes = steps_together(program), room_of(program, in_flight), routes_of(program)
     passes_s = [columns.compute_s[stage::stages, 0].tolist() for stage in range(stages)]
     links_s = [tuple(columns.activation_s[stage].tolist()) for stage in range(stages)]
     free_s: defaultdict[int, float] = defaultdict(float)  # end of the last pass, by host
@@ -170,7 +170,7 @@ def predicted_flow(program: Program, samples: Sequence[int], *, in_flight: int |
     left_s: list[float] = []
     for micro_batch in range(len(samples)):
         chain = micro_batch % len(routes)
-        there_s = max(free_s[source], left_s[micro_batch - most] if micro_batch >= most else 0.0)
+        there_s = max(free_s[source], left_s[micro_batch - maximum] if micro_batch >= maximum else 0.0)
         route = routes[chain]
         for at, (host, behind) in enumerate(zip(route, (*route[1:], None), strict=True)):
             begin_s = max(there_s, free_s[host])

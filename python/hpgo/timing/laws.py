@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpgo.base.laws import broken, check, is_equal, is_most
+from hpgo.base.laws import broken, check, is_at_most, is_equal
 from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError
 
@@ -82,7 +82,7 @@ def makespan_covers_work(makespan_s: float, schedule: Schedule, compute_s: NDArr
     of_stage_s = spent_s.sum(axis=1).reshape(-1, stages).sum(axis=0)
     work_s = np.bincount(schedule.rank_of_stage, of_stage_s, minlength=schedule.ranks) * iterations
     busiest = int(work_s.argmax())
-    return "" if is_most(float(work_s[busiest]), makespan_s) else f"rank {busiest}"
+    return "" if is_at_most(float(work_s[busiest]), makespan_s) else f"rank {busiest}"
 
 
 def measures_are_lengths(run: Run) -> str:
@@ -105,7 +105,7 @@ def measures_are_lengths(run: Run) -> str:
 def ranks_are_busy_within_the_run(run: Run) -> str:
     """No rank is busy for longer than the run takes."""
     found = run.measures
-    return next((f"rank {at}" for at, one_s in enumerate(found.busy_s) if not is_most(one_s, found.makespan_s)), "")
+    return next((f"rank {at}" for at, one_s in enumerate(found.busy_s) if not is_at_most(one_s, found.makespan_s)), "")
 
 
 def idle_time_is_a_share(run: Run) -> str:
@@ -117,7 +117,7 @@ def idle_time_is_a_share(run: Run) -> str:
         ("idle_over_busiest", found.idle_over_busiest, found.makespan_s, busiest_s),
     ):
         follows = is_equal(share * total_s, total_s - busy_s, total_s)
-        if not (is_most(0, share, 1) and is_most(share, 1) and follows):
+        if not (is_at_most(0, share, 1) and is_at_most(share, 1) and follows):
             return f"`{name}`"
     return ""
 

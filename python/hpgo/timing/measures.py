@@ -39,9 +39,9 @@ class Measures(Record):
     idle_by_cause_s: tuple[float, ...]
     """Idle seconds over all ranks, or over all devices that they stand for, in the order of `CAUSES`."""
     peak_in_flight: tuple[int, ...]
-    """Largest number of chunk activations that each rank holds, if they are freed at B or W."""
+    """Largest number of activations of virtual stages that each rank holds, if they are freed at B or W."""
     peak_in_flight_freed_at_input_gradient: tuple[int, ...]
-    """Largest number of chunk activations that each rank holds, if they are freed at B or I."""
+    """Largest number of activations of virtual stages that each rank holds, if they are freed at B or I."""
     messages: int
     """Number of messages between ranks."""
     peak_memory_bytes: tuple[float, ...] | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hpgo.timing.config import SimulationConfig
     from hpgo.timing.timeline import Timeline
 
-OPTIONS = ("chunks", "group_size", "cap")
+OPTIONS = ("virtual_stages_per_rank", "group_size", "activation_limit")
 """Fields of `SimulationConfig` that only schedules with such an option use."""
 BEYOND_A_PLAN = {
     "input_gradient_s": "input_gradient_times",
@@ -43,7 +43,9 @@ def order_of(setup: SimulationConfig, name: ScheduleName, *, called: Callable[[s
     options = {key: getattr(setup, key) for key in OPTIONS if key in known}
     # Check memory for building and running together: a schedule that can't be run should not be built for minutes
     # first.
-    actions = setup.iterations * actions_of(name, setup.ranks, setup.micro_batches, options.get("chunks"))
+    actions = setup.iterations * actions_of(
+        name, setup.ranks, setup.micro_batches, options.get("virtual_stages_per_rank")
+    )
     check_room(
         f"a run of {actions:,} actions",
         actions * (BUILT_BYTES + RUN_BYTES),
@@ -155,14 +157,14 @@ def _per_stage(
 ) -> list[float]:
     """Return one number per stage, from one for all ranks, one per rank, or one per stage."""
     ranks, chain = order.ranks, order.stages_per_pipeline
-    chunks = max(1, chain // ranks)
+    virtual_stages_per_rank = max(1, chain // ranks)
     # With equal ranks and stages, a list means stages, which are the same.
     if len(numbers) == 1:
-        each = [numbers[0] / (chunks if shared else 1)] * chain
+        each = [numbers[0] / (virtual_stages_per_rank if shared else 1)] * chain
     elif len(numbers) == chain:
         each = list(numbers)
     elif len(numbers) == ranks:
-        each = [numbers[rank] / (chunks if shared else 1) for rank in order.rank_of_stage[:chain]]
+        each = [numbers[rank] / (virtual_stages_per_rank if shared else 1) for rank in order.rank_of_stage[:chain]]
     else:
         counts = " or ".join(str(count) for count in dict.fromkeys((1, ranks, chain)))
         raise SettingError(
@@ -183,7 +185,7 @@ class SweepPoint:
     makespan_s: float
     idle_over_total: float
     peak_in_flight: int
-    stages_a_rank: int
+    virtual_stages_per_rank: int
     activations_held: float
     peak_memory_bytes: float | None
     """Peak bytes on the fullest rank. None if memory is unknown."""
@@ -200,9 +202,9 @@ def sweep(
     `report` receives the fraction that is done and a description of the next run. Numbers that a schedule does not
     support are left out. Raises ArgumentError if a schedule supports none of them.
     """
-    most = 64 if setup.num_batches is None else setup.num_batches
+    maximum = 64 if setup.num_batches is None else setup.num_batches
     # Powers of 2 and their multiples of 1.5 are about evenly spaced on the logarithmic axis of the figure.
-    counts = sorted({most, *(step << shift for shift in range(32) for step in (2, 3) if step << shift < most), 1})
+    counts = sorted({maximum, *(step << shift for shift in range(32) for step in (2, 3) if step << shift < maximum), 1})
     points: list[SweepPoint] = []
     for at, name in enumerate(names):
         # Some schedules need many micro-batches, so a number that is too small is no error by itself.
@@ -224,7 +226,7 @@ def sweep(
                     makespan_s=measures.makespan_s,
                     idle_over_total=measures.idle_over_total,
                     peak_in_flight=max(measures.peak_in_flight),
-                    stages_a_rank=timeline.chunks,
+                    virtual_stages_per_rank=timeline.virtual_stages_per_rank,
                     activations_held=timeline.activations_held,
                     peak_memory_bytes=None if peaks is None else max(peaks),
                 )

@@ -14,7 +14,7 @@ from hpgo.errors import ArgumentError
 from hpgo.model.profile import SPLIT_RATIOS
 from hpgo.programs.costs import Costs, StageBytes
 from hpgo.programs.program import Program
-from hpgo.programs.schedule import MOST_ACTIONS, Schedule
+from hpgo.programs.schedule import MAX_ACTIONS, Schedule
 from hpgo.timing.laws import check_makespan
 from hpgo.timing.timeline import Timeline, of_simulation
 
@@ -125,9 +125,9 @@ def simulate(
         costs = replace(costs, **numbers)
     iterations = check_int("`iterations`", iterations)
     actions = len(run.actions) * iterations
-    if actions > MOST_ACTIONS:
+    if actions > MAX_ACTIONS:
         raise ArgumentError(
-            f"the run has {actions:,} actions, but at most {MOST_ACTIONS:,} are supported",
+            f"the run has {actions:,} actions, but at most {MAX_ACTIONS:,} are supported",
             "lower the number of iterations or micro-batches",
             code="too_large",
         )

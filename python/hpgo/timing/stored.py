@@ -15,7 +15,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpgo.base.documents import Section, hinted, parse, read_text
-from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path, refused
+from hpgo.base.files import MAX_BYTES_OF_RUNS, as_path, refused
 from hpgo.base.messages import as_float, safe_repr
 from hpgo.errors import ArgumentError
 from hpgo.programs.schedule import KINDS
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FIELDS = (
-    "schedule", "ranks", "stages", "chunks", "micro_batches", "iterations", "communication", "memory_cap_bytes", "row",
-    "devices", "title", "row_names", "notes",
+    "schedule", "ranks", "stages", "virtual_stages_per_rank", "micro_batches", "iterations", "communication",
+    "memory_cap_bytes", "row", "devices", "title", "row_names", "notes",
 )  # fmt: skip
 """Fields of a timeline that are stored beside its columns. The makespan is one of the measures."""
 
@@ -85,7 +85,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     path = as_path(path, ArgumentError)
     if path.suffix.lower() != ".npz":
-        return of_text(read_text(path, ArgumentError, most=MOST_BYTES_OF_RUNS), str(path))
+        return of_text(read_text(path, ArgumentError, maximum=MAX_BYTES_OF_RUNS), str(path))
     try:
         # An npz file is read from its end. A pipe has none, and reading a device may never stop.
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -185,18 +185,18 @@ def _array(data: bytes, name: str, path: str) -> NDArray[Any]:
 def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     import numpy as np
 
-    ranks = top.whole("ranks", least=1)
+    ranks = top.whole("ranks", minimum=1)
     if ranks > _MAX_RANKS:
         top.wrong("ranks", f"at most {_MAX_RANKS}", ranks)
-    stages = top.whole("stages", least=1)
+    stages = top.whole("stages", minimum=1)
     makespan_s = top.finite("makespan_s")
     facts = {
         "schedule": top.text("schedule"),
         "ranks": ranks,
         "stages": stages,
-        "chunks": top.whole("chunks", least=1),
+        "virtual_stages_per_rank": top.whole("virtual_stages_per_rank", minimum=1),
         "micro_batches": top.whole("micro_batches"),
-        "iterations": top.whole("iterations", least=1),
+        "iterations": top.whole("iterations", minimum=1),
         "communication": top.text("communication"),
         "makespan_s": makespan_s,
         "memory_cap_bytes": _each_rank(top, "memory_cap_bytes", ranks, may_lack=True),

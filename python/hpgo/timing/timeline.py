@@ -95,7 +95,7 @@ class Timeline(Record):
     ranks: int
     stages: int
     """Number of stages over all chains."""
-    chunks: int
+    virtual_stages_per_rank: int
     """Virtual stages per rank in one chain. The largest number if ranks differ."""
     micro_batches: int
     """Number of micro-batches in one iteration, over all chains."""
@@ -122,8 +122,8 @@ class Timeline(Record):
         ):  # names are only displayed, so invalid characters are replaced instead of rejected
             object.__setattr__(self, "schedule", in_whole_letters(self.schedule))
         check_fields(self)
-        if not (self.ranks and self.stages and self.chunks):
-            raise ArgumentError("a timeline has no ranks, stages or chunks", "make one with `hpgo.simulate`")
+        if not (self.ranks and self.stages and self.virtual_stages_per_rank):
+            raise ArgumentError("a timeline has no ranks or stages", "make one with `hpgo.simulate`")
         if len(self.row_names) not in {0, self.ranks}:
             raise ArgumentError(
                 f"a timeline of {self.ranks} ranks has {len(self.row_names)} row names", "name each rank, or none"
@@ -175,13 +175,13 @@ class Timeline(Record):
     def activations_held(self) -> float:
         """Largest number of activations that a rank holds at once, in units of its whole part of the model.
 
-        `Measures.peak_in_flight` counts activations of single chunks, which are smaller if a rank has several.
+        `Measures.peak_in_flight` counts activations of single virtual stages, which are smaller if a rank has several.
 
         >>> import hpgo
         >>> hpgo.simulate(hpgo.schedule("interleaved", ranks=4, micro_batches=8)).activations_held
         5.5
         """
-        return max(self.measures.peak_in_flight, default=0) / self.chunks
+        return max(self.measures.peak_in_flight, default=0) / self.virtual_stages_per_rank
 
     @property
     def memory(self) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...] | None:
@@ -339,7 +339,7 @@ def of_simulation(
         schedule=schedule.name,
         ranks=schedule.ranks,
         stages=schedule.stages,
-        chunks=int(np.bincount(schedule.rank_of_stage[: schedule.stages_per_pipeline]).max()),
+        virtual_stages_per_rank=int(np.bincount(schedule.rank_of_stage[: schedule.stages_per_pipeline]).max()),
         micro_batches=schedule.total_micro_batches,
         iterations=iterations,
         communication=communication,

@@ -132,16 +132,16 @@ impl<'a> Costs<'a> {
         let sent: Vec<i128> =
             chain.cut_bytes.iter().map(|&bytes| exact(bytes) * (1 + i128::from(chain.buffers_out))).collect();
         let memory: Vec<i128> = chain.types.iter().map(|host| exact(host.memory_bytes)).collect();
-        let most = held[last] + received.iter().max().unwrap_or(&0) + sent.iter().max().unwrap_or(&0);
-        let never_full: Vec<bool> = memory.iter().map(|&memory| memory > most).collect();
+        let max = held[last] + received.iter().max().unwrap_or(&0) + sent.iter().max().unwrap_or(&0);
+        let never_full: Vec<bool> = memory.iter().map(|&memory| memory > max).collect();
         // A position is light if its input minus the layers before it is at most that of every earlier position. Then a
         // stage that starts here needs no more memory than one that starts earlier.
-        let mut least = i128::MAX;
+        let mut min = i128::MAX;
         let light = (0..=last)
             .map(|position| {
                 let start = received[position] - held[position];
-                let light = start <= least || position == last || never_full.iter().all(|&never_full| never_full);
-                least = least.min(start);
+                let light = start <= min || position == last || never_full.iter().all(|&never_full| never_full);
+                min = min.min(start);
                 light
             })
             .collect();
@@ -176,7 +176,7 @@ impl<'a> Costs<'a> {
 
     /// Returns for each layer the memory that any stage with it needs at least. If the model has other cuts, that is
     /// only the size of the layer.
-    pub(super) fn least_needs(&self) -> Vec<i128> {
+    pub(super) fn min_needs(&self) -> Vec<i128> {
         let chain = self.chain;
         // Other cuts may have narrower boundaries, so buffers prove nothing then.
         if chain.is_restricted {
@@ -191,10 +191,10 @@ impl<'a> Costs<'a> {
             for position in (0..layers).rev() {
                 ends[position] = ends[position].min(ends[position + 1]);
             }
-            let mut least = i128::MAX;
+            let mut min = i128::MAX;
             let need = |layer| {
-                least = least.min(start(layer));
-                least + ends[layer + 1]
+                min = min.min(start(layer));
+                min + ends[layer + 1]
             };
             return (0..layers).map(need).collect();
         }
@@ -217,8 +217,8 @@ impl<'a> Costs<'a> {
     /// Returns the memory that any stage needs at least for the batches that it receives and sends. 0 if the model has
     /// other cuts.
     pub(super) fn min_buffers(&self) -> i128 {
-        let least = |of: &[i128]| of.iter().min().copied().unwrap_or(0);
-        if self.chain.is_restricted { 0 } else { least(&self.received[..self.last]) + least(&self.sent[1..]) }
+        let min = |of: &[i128]| of.iter().min().copied().unwrap_or(0);
+        if self.chain.is_restricted { 0 } else { min(&self.received[..self.last]) + min(&self.sent[1..]) }
     }
 
     /// Returns the size of all layers together.

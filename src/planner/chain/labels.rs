@@ -177,7 +177,7 @@ impl<'a, const W: usize> Search<'a, W> {
         // reached.
         'buckets: while hosts < self.buckets.len() {
             let bucket = std::mem::replace(&mut self.buckets[hosts], Bucket::new());
-            let labels = self.most_promising(bucket.labels);
+            let labels = self.keep_best(bucket.labels);
             for (index, label) in labels.iter().enumerate() {
                 if index % 256 == 0 && control.should_stop() {
                     self.complete = false;
@@ -205,7 +205,7 @@ impl<'a, const W: usize> Search<'a, W> {
     }
 
     /// Returns the live labels of a bucket, at most the `width` labels of the lowest rank.
-    fn most_promising(&mut self, mut labels: Vec<Label<W>>) -> Vec<Label<W>> {
+    fn keep_best(&mut self, mut labels: Vec<Label<W>>) -> Vec<Label<W>> {
         labels.retain(|label| label.position != DEAD && label.bound <= self.below);
         if labels.len() > self.width {
             self.complete = false;
@@ -307,7 +307,7 @@ impl<'a, const W: usize> Search<'a, W> {
         // The bucket holds far more labels than its width, so drop the worst now to bound the memory.
         if self.buckets[hosts].labels.len() >= 4 * self.width + 256 {
             let labels = std::mem::take(&mut self.buckets[hosts].labels);
-            let kept = self.most_promising(labels);
+            let kept = self.keep_best(labels);
             self.buckets[hosts] = Bucket::of(kept, in_a_row);
         }
         let feasible_edges = self.feasible_edges;

@@ -127,10 +127,10 @@ pub fn partition(
         return Err(error);
     }
     let costs = Costs::without_stages(first);
-    let least = relaxed::bound(chain, objective, limit_s);
+    let min = relaxed::bound(chain, objective, limit_s);
     let mut answer = search(&costs, None);
     let mut has_all_positions = chain.is_row();
-    let reaches = |answer: &Answer| matches!(answer, Answer::Plan { value, .. } if *value <= least * (1.0 + 1e-9));
+    let reaches = |answer: &Answer| matches!(answer, Answer::Plan { value, .. } if *value <= min * (1.0 + 1e-9));
     // What can't be listed is as far from the answer as what there was no time for.
     // If there are too many stages to list, the search over all cuts is skipped, and only the relaxed bound covers
     // them.
@@ -148,9 +148,9 @@ pub fn partition(
     match answer {
         Answer::Plan { path, value, lower_bound: searched_bound, looked_at } => {
             let costs = whole.as_ref().unwrap_or(&costs);
-            let searched_bound = searched_bound.max(least).min(value);
+            let searched_bound = searched_bound.max(min).min(value);
             // A bound on the searched cuts says nothing about the other cuts.
-            let lower_bound = if is_partial { least.min(value) } else { searched_bound };
+            let lower_bound = if is_partial { min.min(value) } else { searched_bound };
             let mut plan = costs.describe(&path, objective, limit_s, value, lower_bound, looked_at);
             plan.searched_bound = searched_bound;
             plan.has_all_positions = has_all_positions || lower_bound >= value * (1.0 - 1e-9);
@@ -163,7 +163,7 @@ pub fn partition(
             Ok(plan)
         }
         Answer::Stopped => Err(match control.error() {
-            Error::TimedOut { .. } => Error::TimedOut { known: at_least(objective, least) },
+            Error::TimedOut { .. } => Error::TimedOut { known: at_least(objective, min) },
             interrupted => interrupted,
         }),
         Answer::Nothing => Err(shortage::explain(whole.as_ref().unwrap_or(&costs), max_interval_s, control)),

@@ -160,11 +160,11 @@ impl Chain {
             ))
         };
         // Finite limits keep all sums finite. A typing error in a unit usually exceeds them, hence the hint.
-        let number = |what: &dyn Fn() -> String, value: f64, most: f64| {
-            if value >= 0.0 && value <= most {
+        let number = |what: &dyn Fn() -> String, value: f64, max: f64| {
+            if value >= 0.0 && value <= max {
                 return Ok(());
             }
-            let rule = if value > most { format!("at most {most:e}") } else { "0 or more".into() };
+            let rule = if value > max { format!("at most {max:e}") } else { "0 or more".into() };
             Err(Error::argument(format!("{} is {value}, but it must be {rule}", what()), "check the unit"))
         };
         if layers == 0 || layers > 1_000_000 {

@@ -65,11 +65,11 @@ fn weights(chain: &Chain) -> Vec<(f64, usize)> {
 fn weighted_s(chain: &Chain) -> f64 {
     let weights = weights(chain);
     let used: Vec<&HostType> = chain.types.iter().filter(|host| host.hosts > 0).collect();
-    let least = |layer: usize| {
+    let min = |layer: usize| {
         let types = used.iter().zip(&weights).filter(|(host, _)| may_run(chain, host, layer));
         types.map(|(host, (weight, _))| weight * host.time_s[layer]).fold(f64::INFINITY, f64::min)
     };
-    (0..chain.layer_bytes.len()).map(least).sum()
+    (0..chain.layer_bytes.len()).map(min).sum()
 }
 
 /// Returns how many items of these sizes, largest first, add up to `needed`, or one more than all if they do not.

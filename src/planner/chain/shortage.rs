@@ -17,7 +17,7 @@ pub(super) fn certain(costs: &Costs<'_>, max_interval_s: Option<f64>) -> Option<
     if chain.types.iter().all(|host| host.hosts == 0) {
         return Some(Error::infeasible("there are no hosts", "name at least one host that may be used"));
     }
-    let needs = costs.least_needs();
+    let needs = costs.min_needs();
     if let Some(error) = needs.into_iter().enumerate().find_map(|(layer, need)| fits_no_host(costs, layer, need)) {
         return Some(error);
     }
@@ -210,8 +210,8 @@ fn reason(costs: &Costs<'_>, max_interval_s: Option<f64>, control: &Control) -> 
     let mut fewest: Option<(usize, &str)> = None;
     'types: for (kind, host) in chain.types.iter().enumerate().filter(|(_, host)| host.hosts > 0) {
         // Each type is tried only with fewer additional hosts than the best hint so far.
-        let most = fewest.map_or(costs.last, |(extra, _)| extra - 1);
-        for extra in 1..=most.min(64) {
+        let max = fewest.map_or(costs.last, |(extra, _)| extra - 1);
+        for extra in 1..=max.min(64) {
             let mut larger = chain.clone();
             larger.types[kind].hosts += extra;
             let Some(is_enough) = fits(&larger) else { break 'types };

@@ -6,7 +6,7 @@ pub(crate) struct AnnealingTime {
     /// Work of the first walk for each pair of a cut and a device.
     pub of_cut_and_device: u64,
     /// Limit on the work of the first walk.
-    pub most: u64,
+    pub max: u64,
     /// Number of first walks for which annealing continues after it found no better plan, beyond twice the work until
     /// the best plan.
     pub patience: u64,
@@ -21,14 +21,14 @@ pub(crate) struct AnnealingTime {
 /// Annealing before the first pass of a small problem: 1 to 10 ms. Measured on 140 problems: with [`BRIEF`] in its
 /// place, no step or bound changes, but two problems of 26 ms and 34 ms take 1.5 times as long.
 pub(crate) const SPARK: AnnealingTime =
-    AnnealingTime { of_cut_and_device: 2_000, most: 10_000_000, patience: 0, all: 1, within: u64::MAX, is_wide: false };
+    AnnealingTime { of_cut_and_device: 2_000, max: 10_000_000, patience: 0, all: 1, within: u64::MAX, is_wide: false };
 /// Annealing before the bound of a large problem: 10 to 100 ms on two threads. Measured: with [`SPARK`] in its place,
 /// the bound of seed 5 of `benches/questions.py` is 0.1 % lower.
 pub(crate) const BRIEF: AnnealingTime =
-    AnnealingTime { of_cut_and_device: 10_000, most: 20_000_000, all: 10, is_wide: true, ..SPARK };
+    AnnealingTime { of_cut_and_device: 10_000, max: 20_000_000, all: 10, is_wide: true, ..SPARK };
 /// Annealing of a plan that is not proven good: 0.25 to 1 s. Not tuned.
 pub(crate) const LONG: AnnealingTime =
-    AnnealingTime { of_cut_and_device: 100_000, most: 200_000_000, patience: 3, ..BRIEF };
+    AnnealingTime { of_cut_and_device: 100_000, max: 200_000_000, patience: 3, ..BRIEF };
 /// Annealing at the end of a search, for as long as it helps. Not tuned.
 pub(crate) const LAST: AnnealingTime = AnnealingTime { patience: 20, all: 160, ..LONG };
 
@@ -89,7 +89,7 @@ pub(crate) const KEPT_SYNCS: usize = 4096;
 /// Limit on the actions of a plan that is simulated during annealing: 3 ms. Not tuned.
 pub(crate) const MAX_SIMULATED_ACTIONS: u64 = 100_000;
 /// Largest number of adjacent cuts that move at once before annealing. Not tuned.
-pub(crate) const LONGEST_RUN: usize = 8;
+pub(crate) const MAX_RUN: usize = 8;
 /// Smallest share by which a round of moving cuts must shorten the path for another round. Not tuned.
 pub(crate) const SETTLED: f64 = 1e-3;
 /// Work between two checks of the time limit and of Ctrl-C: 0.2 ms. Not tuned.

@@ -15,10 +15,10 @@
 //! the unit. There are three levels of work: [`SHORT`] for a plan that is only a comparison, [`QUICK`] for a first
 //! search, and [`WHOLE`] for the answer.
 
+pub(crate) mod action_lists;
 pub(crate) mod annealing;
 pub(crate) mod bounds;
 pub(crate) mod chain;
-pub(crate) mod orders;
 pub(crate) mod passes;
 pub(crate) mod placement;
 pub(crate) mod tables;

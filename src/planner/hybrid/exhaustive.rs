@@ -150,10 +150,10 @@ impl All<'_> {
 /// Returns every non-empty choice of devices, as counts by node. Devices of one node are interchangeable.
 fn footprints(free: &[u32]) -> Vec<Vec<(u32, u32)>> {
     let mut all: Vec<Vec<(u32, u32)>> = vec![Vec::new()];
-    for (node, &most) in (0_u32..).zip(free) {
+    for (node, &max) in (0_u32..).zip(free) {
         all = (all.iter())
             .flat_map(|taken| {
-                (0..=most).map(move |count| {
+                (0..=max).map(move |count| {
                     let mut taken = taken.clone();
                     if count > 0 {
                         taken.push((node, count));

@@ -9,7 +9,7 @@ pub enum WarmUp {
     /// Runs all forward passes first, as in GPipe.
     All,
     /// Runs one for each stage from this one to the last: 1F1B, policy PA of DAPPLE.
-    Least,
+    Min,
     /// Runs from that number up to `2 (S - s) - 1`, as memory allows: eager 1F1B, policy PB of DAPPLE.
     Eager,
 }
@@ -21,7 +21,7 @@ pub struct Settings {
     pub global_batch: u32,
     /// Micro-batch sizes to choose from, in samples over all replicas. Each divides `global_batch`.
     pub pipeline_micro_batch_sizes: Vec<u32>,
-    /// Smallest share of a micro-batch that a replica may get, in samples. The profile has no reliable times below it.
+    /// Smallest number of samples of a micro-batch that a replica may get. The profile has no reliable times below it.
     pub min_samples_per_replica: u32,
     /// Whether replicas of a stage may get shares that differ by one sample.
     pub uneven_shares: bool,
@@ -63,7 +63,7 @@ impl Settings {
         }
         if self.min_samples_per_replica == 0 {
             return Err(Error::argument(
-                "the smallest share of a replica is 0 samples, but it must be at least 1",
+                "min_samples_per_replica is 0, but it must be at least 1",
                 "set it to 1 or more",
             ));
         }
@@ -90,10 +90,11 @@ impl Settings {
         Ok(())
     }
 
-    /// Returns the largest share of a micro-batch that one of `replicas` gets, or `None` if that split is not allowed.
+    /// Returns the largest number of samples of a micro-batch that one of `replicas` gets, or `None` if that split is
+    /// not allowed.
     #[must_use]
     pub fn samples_per_replica(&self, micro_batch: u32, replicas: u32) -> Option<u32> {
-        // The largest share decides times and memory, but the smallest one (rounded down) must have reliable times.
+        // The largest number decides times and memory, but the smallest one (rounded down) must have reliable times.
         let even = micro_batch.is_multiple_of(replicas);
         let enough = micro_batch / replicas >= self.min_samples_per_replica && replicas <= self.max_replicas;
         ((even || self.uneven_shares) && enough).then(|| micro_batch.div_ceil(replicas))
@@ -105,7 +106,7 @@ impl Settings {
     pub fn max_in_flights(&self, from_end: u32, micro_batches: u32) -> (u32, u32) {
         match self.warm_up {
             WarmUp::All => (micro_batches, micro_batches),
-            WarmUp::Least => (from_end.min(micro_batches), from_end.min(micro_batches)),
+            WarmUp::Min => (from_end.min(micro_batches), from_end.min(micro_batches)),
             // With 2 (S - s) - 1 in flight, a stage covers a round trip of messages as long as its own compute time
             // (DAPPLE).
             WarmUp::Eager => (from_end.min(micro_batches), (2 * from_end - 1).min(micro_batches)),
@@ -113,18 +114,18 @@ impl Settings {
     }
 }
 
-/// Returns the largest number from `least` to `most` that fits, or `None` if `least` does not fit.
+/// Returns the largest number from `min` to `max` that fits, or `None` if `min` does not fit.
 ///
 /// `fits` must be monotone: if a number fits, all smaller ones do.
-pub(crate) fn largest_max_in_flight(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
+pub(crate) fn max_fitting_in_flight(min: u32, max: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
     // Test the largest number first: if it fits, no bisection is needed.
-    if fits(most) {
-        return Some(most);
+    if fits(max) {
+        return Some(max);
     }
-    if !fits(least) {
+    if !fits(min) {
         return None;
     }
-    let (mut low, mut high) = (least, most);
+    let (mut low, mut high) = (min, max);
     while high - low > 1 {
         let middle = low.midpoint(high);
         if fits(middle) { low = middle } else { high = middle }

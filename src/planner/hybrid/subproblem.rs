@@ -20,10 +20,10 @@ pub(crate) struct Subproblem<'a> {
     pub recompute: bool,
     pub micro_batches: u32,
     /// Index into `totals` for each number of replicas, or `None` if that split is not allowed.
-    pub share: Vec<Option<u32>>,
-    /// Sums over the layers below each cut, for each share that a replica may get.
+    pub totals_index: Vec<Option<u32>>,
+    /// Sums over the layers below each cut, for each number of samples that a replica may get.
     pub totals: Vec<Totals>,
-    /// Samples of each share in `totals`.
+    /// Samples per replica of each entry of `totals`.
     pub samples: Vec<u32>,
     /// Bytes of a whole micro-batch that cross each cut.
     pub cut_bytes: Vec<f64>,
@@ -69,18 +69,18 @@ impl<'a> Subproblem<'a> {
     ) -> Self {
         let devices = cluster.devices();
         let (mut totals, mut samples) = (Vec::new(), Vec::new());
-        // Many numbers of replicas round to the same share, so sums are stored by share.
+        // Many numbers of replicas round to the same samples per replica, so sums are stored by samples.
         let mut known: FxHashMap<u32, u32> = FxHashMap::default();
-        let share: Vec<Option<u32>> = (0..=devices)
+        let totals_index: Vec<Option<u32>> = (0..=devices)
             .map(|replicas| {
-                let share = if allowed.contains(&replicas) {
+                let per_replica = if allowed.contains(&replicas) {
                     settings.samples_per_replica(micro_batch, replicas)
                 } else {
                     None
                 }?;
-                Some(*known.entry(share).or_insert_with(|| {
-                    totals.push(model.totals(share));
-                    samples.push(share);
+                Some(*known.entry(per_replica).or_insert_with(|| {
+                    totals.push(model.totals(per_replica));
+                    samples.push(per_replica);
                     totals.len() as u32 - 1
                 }))
             })
@@ -93,7 +93,7 @@ impl<'a> Subproblem<'a> {
             recompute,
             // Exact, since `Settings::check` requires divisors of the global batch.
             micro_batches: settings.global_batch / micro_batch,
-            share,
+            totals_index,
             totals,
             samples,
             cut_bytes: model.totals(micro_batch).boundary_bytes,
@@ -105,7 +105,7 @@ impl<'a> Subproblem<'a> {
     pub(crate) fn max_devices(&self) -> u32 {
         // A stage has at least one layer, so this is also the limit on stages times replicas (docs/proofs.md, "Devices
         // at work").
-        let most = self.share.iter().rposition(Option::is_some).unwrap_or(0) as u32;
-        self.cluster.devices().min((self.model.layer_parameter_bytes.len() as u32).saturating_mul(most))
+        let max = self.totals_index.iter().rposition(Option::is_some).unwrap_or(0) as u32;
+        self.cluster.devices().min((self.model.layer_parameter_bytes.len() as u32).saturating_mul(max))
     }
 }

@@ -54,9 +54,9 @@ fn accumulation_size(global_batch_size: u32, fits: f64) -> Option<u32> {
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and the batch size")]
     // Parts must be equal, so the smallest divisor of the batch from this number on is taken.
-    let least = global_batch_size.div_ceil(fits as u32);
-    let most = global_batch_size / 2 + 1;
-    let parts = (least..most).find(|&parts| global_batch_size.is_multiple_of(parts)).unwrap_or(least.max(most));
+    let min = global_batch_size.div_ceil(fits as u32);
+    let max = global_batch_size / 2 + 1;
+    let parts = (min..max).find(|&parts| global_batch_size.is_multiple_of(parts)).unwrap_or(min.max(max));
     Some(global_batch_size / parts)
 }
 

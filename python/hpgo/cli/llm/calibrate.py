@@ -14,7 +14,7 @@ from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.llm.options import COUNT, shell_words
 from hpgo.cli.plan_options import MEASUREMENT_TIMEOUT, measurement_time_limit
 from hpgo.cli.terminal import clear_line, progress, say, width
-from hpgo.cli.values import AS_JSON, DEVICE, FILE, TRANSFORMER, YAML, cluster_option
+from hpgo.cli.values import AS_JSON, DEVICE, FILE, TRANSFORMER, YAML, cluster_option, is_folder_name
 from hpgo.errors import ArgumentError
 from hpgo.llm.parallelism import Precision, Recompute
 
@@ -32,7 +32,7 @@ _MAX_S = 300.0
 class CalibrateOptions(Options):
     """The measured steps or the node, and where the file goes."""
 
-    files: tuple[str, ...] = argument(type=FILE, metavar="[STEPS_OR_LOG]...", nargs=-1)
+    files: tuple[str, ...] = argument(type=FILE, metavar="[STEPS|LOG|JOB/]...", nargs=-1)
     model: str | None = option("--model", type=TRANSFORMER, metavar="NAME|FILE", help="Model of the runs.")
     cluster: str | None = cluster_option(required=False)
     global_batch_size: int | None = option(
@@ -58,7 +58,7 @@ class CalibrateOptions(Options):
         "--precision", type=click.Choice(get_args(Precision)), metavar="NAME", help="GEMMs in bf16, fp16, fp8 or fp4."
     )
     stack: str | None = option(
-        "--stack", metavar="NAME", help="Software stack of the runs.  [what the framework of the log implies]"
+        "--stack", metavar="NAME|FILE", help="Software stack of the runs.  [what the framework of the log implies]"
     )
     nic_gbit_s: float | None = option("--nic", type=float, metavar="GBIT/S", help="Rate of each NIC of a preset.")
     node: bool = option("--node", is_flag=True, help="Measure this node instead.")
@@ -87,7 +87,8 @@ _OF_RUNS = "micro_batch_size devices tp pp vpp cp ep zero_stage recompute precis
 def command(options: CalibrateOptions) -> None:
     """Fit the cost model to measured training steps, or to the kernels of a node.
 
-    Give a table of steps (.yaml, .json, .csv), or logs of runs of Megatron-LM, torchtitan or DeepSpeed. Three steps
+    Give a table of steps (.yaml, .json, .csv), logs of runs of Megatron-LM, torchtitan or DeepSpeed, or job folders
+    after their smoke run. Three steps
     that differ in micro-batch size, degrees or sequence length are worth it; one is not. The file that is written is
     --platform of the other `hpgo llm` commands.
 
@@ -102,15 +103,16 @@ def command(options: CalibrateOptions) -> None:
     Examples:
       hpgo llm calibrate steps.yaml -o platform.yaml
       hpgo llm calibrate run.log --model llama-3-8b -c h100:2
+      hpgo llm calibrate job/ -o platform.yaml
       hpgo llm calibrate --node -o node.yaml
     """
     if options.node:
         if options.files:
-            raise click.UsageError("give one of STEPS_OR_LOG and --node")
+            raise click.UsageError("give one of STEPS, LOG or JOB/, and --node")
         _measure(options)
         return
     if not options.files:
-        raise click.UsageError("Missing argument 'STEPS_OR_LOG', or --node.")
+        raise click.UsageError("Missing argument 'STEPS', LOG or JOB/, or --node.")
     if options.output is not None and any(
         Path(file).resolve() == Path(options.output).resolve() for file in options.files
     ):
@@ -139,7 +141,8 @@ def _steps(options: CalibrateOptions) -> list[MeasuredStep]:
     from hpgo.hardware.cluster import Cluster
     from hpgo.llm.measured_steps import MeasuredStep, read_steps
 
-    logs = [file for file in options.files if Path(file).suffix.lower() not in _TABLES]
+    folders = [file for file in options.files if is_folder_name(file)]
+    logs = [file for file in options.files if file not in folders and Path(file).suffix.lower() not in _TABLES]
     names = ["global_batch_size", "seq_length", *_OF_RUNS.split()]
     given: dict[str, Any] = {name: getattr(options, name) for name in names}
     given["zero_stage"] = None if options.zero_stage is None else int(options.zero_stage)
@@ -151,7 +154,11 @@ def _steps(options: CalibrateOptions) -> list[MeasuredStep]:
                 f"--{stray[0].replace('_', '-')} describes the run of a log, but only tables are given: write it into"
                 " their rows"
             )
-        return [step for file in options.files for step in read_steps(file)]
+        return [
+            step
+            for file in options.files
+            for step in ([MeasuredStep.from_job(file)] if file in folders else read_steps(file))
+        ]
     for name in ("model", "cluster"):
         if getattr(options, name) is None:
             raise click.UsageError(f"Missing option '--{name}': a log does not state it.")
@@ -162,6 +169,8 @@ def _steps(options: CalibrateOptions) -> list[MeasuredStep]:
     for file in options.files:
         if file in logs:
             found.append(MeasuredStep.from_log(file, options.model, cluster, stack=options.stack, **given))
+        elif file in folders:
+            found.append(MeasuredStep.from_job(file))
         else:
             found += read_steps(file)
     return found

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from hpgo.base.documents import json_text
 from hpgo.base.messages import join_words
+from hpgo.base.units import format_bytes
 from hpgo.cli.command import option, takes
 from hpgo.cli.llm.options import COUNT, TrainingOptions, draw, note_unmeasured, read_platform, shell_words
 from hpgo.cli.plan_options import as_options
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import LLM_ESTIMATE_OUT, STILL_ENDINGS, written
-from hpgo.llm.parallelism import PipelineSchedule, Recompute, RecomputedModule
+from hpgo.llm.parallelism import (
+    CudaGraphImpl,
+    CudaGraphModule,
+    MainParamsDtype,
+    PipelineSchedule,
+    Recompute,
+    RecomputedModule,
+    StateDtype,
+)
 from hpgo.llm.stack import StackFramework
+
+if TYPE_CHECKING:
+    from hpgo.hardware.cluster import Cluster
+    from hpgo.llm.device_record import DeviceRecord
+    from hpgo.llm.platform import Platform
+    from hpgo.llm.stack import Stack
 
 _SECTIONS = {
     "Model and batch": "cluster global_batch_size seq_length precision",
@@ -23,18 +38,24 @@ _SECTIONS = {
     "Output": "outputs as_json",
 }
 _BRIEF = (
-    "micro_batch_size devices tokens_per_batch framework platform vpp pp_schedule dp_replicate recompute_every"
-    " first_rank_layers last_rank_layers recompute_num_layers recompute_modules cpu_offload_num_layers"
-    " no_sequence_parallel no_flash_attention no_fused_elementwise no_fused_cross_entropy no_fused_adam"
-    " flatten_gradients dtensor grad_reduce_in_bf16 adam_moments_in_bf16 no_overlap_dp_comm nic_gbit_s"
+    "micro_batch_size devices tokens_per_batch framework platform nic_gbit_s vpp pp_schedule dp_replicate"
+    " first_rank_layers last_rank_layers pipeline_layout recompute_every recompute_num_layers recompute_modules"
+    " cpu_offload_num_layers dtensor tp_comm_overlap no_overlap_dp_comm no_sequence_parallel no_flash_attention"
+    " no_fused_elementwise no_fused_adam no_fused_cross_entropy flatten_gradients grad_reduce_in_bf16"
+    " adam_moments_in_bf16 exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl cuda_graph_modules"
 )
 """Options that `--help` lists by name only, so that it fits on one screen. `hpgo help llm estimate` explains them."""
 _CONFIGURATION = (
-    "framework stack tp pp vpp pp_schedule first_rank_layers last_rank_layers cp ep dp_replicate micro_batch_size"
-    " recompute recompute_num_layers recompute_every"
+    "framework stack tp pp vpp pp_schedule first_rank_layers last_rank_layers pipeline_layout cp ep dp_replicate"
+    " micro_batch_size recompute recompute_num_layers recompute_every"
     " cpu_offload_num_layers precision flatten_gradients dtensor grad_reduce_in_bf16 adam_moments_in_bf16"
+    " exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl tp_comm_overlap"
 )
 """Options that `hpgo.estimate_llm` takes under the same name and with the same value."""
+
+
+_SEARCHED = ("torchtitan", "deepspeed")
+"""Frameworks that a search takes by name. The others are Megatron-LM, its default."""
 
 
 class EstimateOptions(TrainingOptions):
@@ -56,17 +77,21 @@ class EstimateOptions(TrainingOptions):
     last_rank_layers: int | None = option(
         "--last-rank-layers", type=COUNT, metavar="N", help="Layers of the last pipeline rank."
     )
+    pipeline_layout: str | None = option(
+        "--pipeline-layout",
+        metavar="LAYOUT",
+        help="Layers of each stage: 7,8,9,8 or, as in Megatron-LM, Et*3|(tt|)*29,m|L.",
+    )
     cp: int = option("--cp", type=COUNT, default=1, metavar="N", help="Context-parallel degree.  [1]")
     ep: int = option("--ep", type=COUNT, default=1, metavar="N", help="Expert-parallel degree.  [1]")
     micro_batch_size: int = option(
         "--micro-batch-size", type=COUNT, default=1, metavar="N", help="Sequences per micro-batch.  [1]"
     )
-    zero_stage: str = option(
+    zero_stage: str | None = option(
         "--zero-stage",
         type=click.Choice(["0", "1", "2", "3"]),
-        default="1",
         metavar="N",
-        help="ZeRO stage: 0, 1, 2 or 3.  [1]",
+        help="ZeRO stage, 0 to 3.  [1, or the framework's]",
     )
     recompute: Recompute = option(
         "--recompute",
@@ -88,7 +113,8 @@ class EstimateOptions(TrainingOptions):
         "--framework",
         type=click.Choice(get_args(StackFramework)),
         metavar="NAME",
-        help=f"Framework that implies the stack: {join_words(get_args(StackFramework), 'or')}.",
+        help="Framework that implies the stack, and must run the configuration:"
+        f" {join_words(get_args(StackFramework), 'or')}.",
     )
     recompute_modules: str | None = option(
         "--recompute-modules",
@@ -101,6 +127,23 @@ class EstimateOptions(TrainingOptions):
         default=0,
         metavar="N",
         help="Layers of each stage whose activations wait in CPU memory.  [0]",
+    )
+    cuda_graph_impl: CudaGraphImpl = option(
+        "--cuda-graph-impl",
+        type=click.Choice(get_args(CudaGraphImpl)),
+        default="none",
+        metavar="NAME",
+        help=f"CUDA graphs that replay launches: {', '.join(get_args(CudaGraphImpl))}.  [none]",
+    )
+    cuda_graph_modules: str | None = option(
+        "--cuda-graph-modules",
+        metavar="NAME[,…]",
+        help=f"Parts of a layer in its CUDA graph: {', '.join(get_args(CudaGraphModule))}.  [all]",
+    )
+    tp_comm_overlap: bool | None = option(
+        "--tp-comm-overlap/--no-tp-comm-overlap",
+        default=None,
+        help="Overlap the communication of sequence parallelism with GEMMs.  [as the stack]",
     )
     no_sequence_parallel: bool = option(
         "--no-sequence-parallel", is_flag=True, help="Replicate norms, dropout and residual additions over tp."
@@ -124,7 +167,30 @@ class EstimateOptions(TrainingOptions):
     grad_reduce_in_bf16: bool = option(
         "--grad-reduce-in-bf16", is_flag=True, help="Accumulate and reduce gradients in 16 bits."
     )
-    adam_moments_in_bf16: bool = option("--adam-moments-in-bf16", is_flag=True, help="Store Adam's moments in 16 bits.")
+    adam_moments_in_bf16: bool = option(
+        "--adam-moments-in-bf16", is_flag=True, help="Store both of Adam's moments in bf16."
+    )
+    exp_avg_dtype: StateDtype = option(
+        "--exp-avg-dtype",
+        type=click.Choice(get_args(StateDtype)),
+        default="fp32",
+        metavar="NAME",
+        help=f"Adam's first moment: {join_words(get_args(StateDtype), 'or')}.  [fp32]",
+    )
+    exp_avg_sq_dtype: StateDtype = option(
+        "--exp-avg-sq-dtype",
+        type=click.Choice(get_args(StateDtype)),
+        default="fp32",
+        metavar="NAME",
+        help=f"Adam's second moment: {join_words(get_args(StateDtype), 'or')}.  [fp32]",
+    )
+    main_params_dtype: MainParamsDtype = option(
+        "--main-params-dtype",
+        type=click.Choice(get_args(MainParamsDtype)),
+        default="fp32",
+        metavar="NAME",
+        help="The optimizer's copy of the weights: fp32, fp16, bf16, or none.  [fp32]",
+    )
     no_overlap_dp_comm: bool = option(
         "--no-overlap-dp-comm", is_flag=True, help="Reduce gradients after the last backward pass only."
     )
@@ -142,7 +208,9 @@ def command(options: EstimateOptions) -> None:
       hpgo llm estimate mixtral-8x7b -c h100:4 -b 128 --seq-length 4096 --ep 8
     """
     from hpgo.hardware.cluster import Cluster
+    from hpgo.hardware.rates import REPORTED_BYTES, key_of
     from hpgo.llm.estimate import constants_of, estimate_llm, on_platform, profile_of, stack_on
+    from hpgo.llm.recompute import SAVES_NOTHING, recomputes_in_vain
     from hpgo.model.formats import write_profile
     from hpgo.model.formats.transformers import transformer_of
     from hpgo.show.llm_report import document, lines, next_commands
@@ -161,9 +229,9 @@ def command(options: EstimateOptions) -> None:
             platform=platform,
             **_configuration(options),
         )
+        stack = stack_on(options.stack, cluster, options.framework, platform)
         layers = [output for output in options.outputs if Path(output).suffix.lower() not in STILL_ENDINGS]
         for output in layers:
-            stack = stack_on(options.stack, cluster, options.framework, platform)
             constants = constants_of(cluster, stack, platform, transformer_of(options.model))
             rows = profile_of(found, options.model, on_platform(cluster, platform), constants=constants)
             write_profile(rows, output)
@@ -171,22 +239,44 @@ def command(options: EstimateOptions) -> None:
     if options.as_json:
         click.echo(json_text(document(found)))
     else:
-        # The framework of an estimate may be one that only implies a stack, which a search takes by name.
-        words = [] if options.stack or options.framework is None else ["--stack", found.stack]
-        search = f"hpgo llm plan {options.problem()} {shell_words(*words)}".rstrip()
-        click.echo("\n".join([*lines(found, width()), *next_commands([search])]))
+        report = lines(found, width(), stack=stack)
+        # A search takes no rate of NICs, so it would plan for other links.
+        report += next_commands([_search(options, cluster, platform, stack)]) if rate is None else []
+        click.echo("\n".join(report))
     note_unmeasured(cluster, platform)
+    if recomputes_in_vain(found.parallelism):
+        say("warning", f"{SAVES_NOTHING}: leave core_attn and a plain `--recompute selective` out")
     # A configuration that does not fit is no error: its report shows which column of memory to reduce.
     if not found.fits:
         say("warning", "it does not fit: raise a degree or --zero-stage, or recompute with --recompute full")
+        device = cluster.nodes[0].device.name
+        reported_bytes = REPORTED_BYTES.get(key_of(device) or "", 0.0)
+        if found.fullest.peak_bytes <= reported_bytes:
+            say(
+                "note",
+                f"it may still run: `{device}` reports {format_bytes(reported_bytes)}, of which plans leave"
+                f" {format_bytes(reported_bytes - found.capacity_bytes)} unused for the error of estimates",
+            )
+
+
+def _search(options: EstimateOptions, cluster: Cluster, platform: Platform | DeviceRecord | None, stack: Stack) -> str:
+    """Return the command that searches for a faster configuration with the constants of the estimate."""
+    from hpgo.llm.estimate import stack_on
+
+    runs = options.framework if options.framework in _SEARCHED else None
+    words = [] if runs is None else ["--framework", runs]
+    if options.stack is None and stack != stack_on(None, cluster, runs or "megatron", platform):
+        words += ["--stack", stack.name]
+    return f"hpgo llm plan {options.problem()} {shell_words(*words)}".rstrip()
 
 
 def _configuration(options: EstimateOptions) -> dict[str, Any]:
     """Return the configuration as keyword arguments of `hpgo.estimate_llm`."""
     return {
         **{name: getattr(options, name) for name in _CONFIGURATION.split()},
-        "zero_stage": int(options.zero_stage),
+        "zero_stage": None if options.zero_stage is None else int(options.zero_stage),
         "recompute_modules": options.recompute_modules.split(",") if options.recompute_modules else (),
+        "cuda_graph_modules": options.cuda_graph_modules.split(",") if options.cuda_graph_modules else (),
         "sequence_parallel": False if options.no_sequence_parallel else None,
         "flash_attention": not options.no_flash_attention,
         "fused_elementwise": not options.no_fused_elementwise,

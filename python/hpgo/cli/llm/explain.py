@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.documents import json_text
+from hpgo.base.messages import shorten
 from hpgo.cli.command import Options, argument, option, takes
-from hpgo.cli.llm.options import PLATFORM, STACK, draw, read_platform, shell_words
+from hpgo.cli.llm.options import PLATFORM, STACK, draw, read_platform, same_constants, shell_words
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import AS_JSON, PLAN, STILL, written
 from hpgo.errors import ArgumentError, HpgoError
@@ -50,7 +51,7 @@ class ExplainOptions(Options):
         "--compare-with",
         type=_Changes(),
         metavar="NAME=VALUE[,…]",
-        help="Another configuration, by its differences: `tp=8,pp=2` or `recompute=full`.",
+        help="Another configuration: `tp=8,pp=2`, `recompute=full` or `recompute_modules=mlp+layernorm`.",
     )
     why_not: dict[str, object] | None = option(
         "--why-not",
@@ -89,13 +90,22 @@ def command(options: ExplainOptions) -> None:
     from hpgo.llm.comparison import changed, compare
     from hpgo.llm.estimate import estimate_on, stack_on
     from hpgo.llm.plan import LlmPlan
+    from hpgo.llm.platform import Platform
+    from hpgo.llm.stack import stacks
     from hpgo.show import comparison_report, llm_report
 
     if options.compare_with is not None and options.why_not is not None:
         raise click.UsageError("give one of --compare-with and --why-not")
     held = LlmPlan.read(options.plan)
     measured = read_platform(options.platform)
-    stack = stack_on(options.stack or (None if measured else held.estimate.stack), held.cluster, None, measured)
+    own = None if isinstance(measured, Platform) else held.estimate.stack
+    if options.stack is None and own is not None and own not in stacks():
+        raise ArgumentError(
+            f"the stack of the plan is `{shorten(own)}`, but no built-in stack has this name",
+            "give its file: `--stack FILE`, or the platform of the plan: `--platform FILE`",
+            code="unknown_name",
+        )
+    stack = stack_on(options.stack or own, held.cluster, None, measured)
 
     # The plan's own configuration is estimated again, so that both sides use the same constants: from --platform,
     # or of this version.
@@ -120,9 +130,9 @@ def command(options: ExplainOptions) -> None:
             kept = [{"change": name, **(_kept(one))} for name, one in named]
             click.echo(json_text({"chosen": llm_report.document(chosen), "next": kept}))
         else:
-            report = llm_report.lines(chosen, width())
+            report = llm_report.lines(chosen, width(), stack=stack)
             report += ["", *comparison_report.around(chosen, named, width())]
-            click.echo("\n".join([*report, *llm_report.next_commands(_next(options.plan, held, tried))]))
+            click.echo("\n".join([*report, *llm_report.next_commands(_next(options, held, tried))]))
         return
     try:
         other = estimated(options.compare_with)
@@ -136,7 +146,7 @@ def command(options: ExplainOptions) -> None:
         click.echo(json_text(comparison_report.document(found, forbidden)))
     else:
         report = comparison_report.lines(found, forbidden, width())
-        click.echo("\n".join([*report, *llm_report.next_commands(_next(options.plan, held, []))]))
+        click.echo("\n".join([*report, *llm_report.next_commands(_next(options, held, []))]))
 
 
 def _why_not(
@@ -178,7 +188,7 @@ def _why_not(
     elif is_tight(found.fastest) and not is_tight(chosen):
         text = f"{text[:-1]}. This one leaves less memory free than the error of the estimate."
     report = [*textwrap.wrap(text, width()), "", *comparison_report.lines(compared, "", width())]
-    click.echo("\n".join([*report, *llm_report.next_commands(_next(options.plan, held, []))]))
+    click.echo("\n".join([*report, *llm_report.next_commands(_next(options, held, []))]))
 
 
 def _with_remedy(error: HpgoError, held: LlmPlan, against: Mapping[str, object]) -> HpgoError:
@@ -228,11 +238,11 @@ def _around(held: LlmPlan, estimated: Callable[[Mapping[str, object]], LlmEstima
     return tried
 
 
-def _next(plan: str, held: LlmPlan, tried: _Tried) -> list[str]:
+def _next(options: ExplainOptions, held: LlmPlan, tried: _Tried) -> list[str]:
     """Return the command that compares a plan with its fastest neighbor that fits, if any, and the export."""
     fitting = [(one.step_s, _words(changes, "=")) for changes, one in tried if not isinstance(one, str) and one.fits]
-    file = shell_words(plan)
-    compare = [f"hpgo llm explain {file} --compare-with {min(fitting)[1]}"] if fitting else []
+    file, same = shell_words(options.plan), same_constants(options.stack, options.platform)
+    compare = [f"hpgo llm explain {file} --compare-with {min(fitting)[1]}{same}"] if fitting else []
     return [*compare, f"hpgo export {file} --to {held.framework.partition('@')[0]}"]
 
 

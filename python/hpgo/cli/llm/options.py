@@ -86,6 +86,16 @@ class TrainingOptions(Options):
         return whole
 
 
+def same_constants(stack: str | None, platform: str | None) -> str:
+    """Return the options, each after a blank, that give another command the constants of this one.
+
+    >>> same_constants("flash-3.yaml", None), same_constants(None, None)
+    (' --stack flash-3.yaml', '')
+    """
+    given = {"--stack": stack, "--platform": platform}
+    return "".join(f" {shell_words(name, value)}" for name, value in given.items() if value is not None)
+
+
 def shell_words(*words: str) -> str:
     """Return words as one command line, quoted where a shell needs it.
 

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpgo.base.documents import json_text
 from hpgo.base.messages import shorten
 from hpgo.cli.command import option, takes
-from hpgo.cli.llm.options import TrainingOptions, draw, note_unmeasured, read_platform, shell_words
+from hpgo.cli.llm.options import (
+    TrainingOptions,
+    draw,
+    note_unmeasured,
+    read_platform,
+    same_constants,
+    shell_words,
+)
 from hpgo.cli.plan_options import RESERVE, as_options
 from hpgo.cli.terminal import width
-from hpgo.cli.values import LLM_PLAN_OUT, STILL, STILL_ENDINGS, framework_option, written
+from hpgo.cli.values import LLM_PLAN_OUT, ON_LAUNCHER, STILL, STILL_ENDINGS, framework_option, is_folder_name, written
 
 _SECTIONS = {
     "Model and batch": "cluster devices global_batch_size tokens_per_batch seq_length precision",
     "Search": "framework fix exclude reserve_memory stack platform top",
-    "Output": "choose outputs pareto as_json",
+    "Output": "choose outputs on pareto as_json",
 }
+
+if TYPE_CHECKING:
+    from hpgo.jobs.scripts import LauncherName
 
 
 class _Words(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
@@ -72,10 +83,20 @@ class PlanOptions(TrainingOptions):
         metavar="N|fastest",
         help="Row of the list to report and write.  [1]",
     )
-    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json) or picture (.svg .png .pdf .html).")
+    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg .png .pdf .html) or job (FOLDER/).")
+    on: LauncherName = ON_LAUNCHER
     pareto: str | None = option(
         "--pareto", type=STILL, metavar="FILE", help="Draw the Pareto front of step time and memory."
     )
+
+    def again(self) -> str:
+        """Return the command line of this search, without its outputs and without a platform."""
+        lists = [(name, one) for name in ("fix", "exclude") for one in getattr(self, name)]
+        words = [word for name, one in lists for word in (f"--{name}", ",".join(one))]
+        words += [] if self.framework is None else ["--framework", self.framework]
+        words += [] if not self.reserve_memory else ["--reserve-memory", f"{self.reserve_memory:.0f}B"]
+        whole = replace(self, platform=None).problem()
+        return " ".join(["hpgo llm plan", whole, *([shell_words(*words)] if words else [])])
 
 
 @takes(PlanOptions, sections=_SECTIONS)
@@ -88,11 +109,13 @@ def command(options: PlanOptions) -> None:
     \b
     Examples:
       hpgo llm plan llama-3-70b -c h100:8 -b 256 --seq-length 8192
-      hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 --fix tp=2 -o llm-plan.json
+      hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 --fix tp=2 -o job/
     """
     from hpgo.hardware.cluster import Cluster
+    from hpgo.llm.estimate import stack_on
     from hpgo.llm.frameworks import framework_support
     from hpgo.llm.search import plan_llm
+    from hpgo.show import moved_report
     from hpgo.show.llm_report import document, lines, listed, next_commands, used_gpus
 
     cluster = Cluster.read(options.cluster)
@@ -104,17 +127,34 @@ def command(options: PlanOptions) -> None:
         "framework": options.framework or "megatron",
         "fix": _fixed([word for words in options.fix for word in words]),
         "exclude": [word for words in options.exclude for word in words],
-        "headroom_bytes": options.reserve_memory,
+        "reserved_bytes": options.reserve_memory,
         "stack": options.stack,
         "platform": read_platform(options.platform),
     }
+    for output in filter(is_folder_name, options.outputs):
+        from hpgo.cli.job_folders import check_job_folder
+
+        check_job_folder(output, problem["framework"])
     with as_options():
         found = plan_llm(options.model, cluster, top=options.top, **problem)
         fastest = found.estimates.index(found.fastest) + 1
         plan = found.plan(fastest if options.choose == "fastest" else int(options.choose))
+        before = None
+        if problem["platform"] is not None:
+            # Search again with the published constants, to show what the user's own steps change.
+            before = plan_llm(
+                options.model,
+                cluster,
+                top=options.top,
+                **problem | {"platform": None, "devices": found.cluster.devices},
+            )
     try:
         for output in options.outputs:
-            if Path(output).suffix.lower() not in STILL_ENDINGS:
+            if is_folder_name(output):
+                from hpgo.cli.job_folders import save_job
+
+                save_job(plan, output, on=options.on, command=options.again())
+            elif Path(output).suffix.lower() not in STILL_ENDINGS:
                 plan.save(output)
         draw(plan.estimate, plan.cluster, options.outputs)
         if options.pareto is not None:
@@ -129,17 +169,35 @@ def command(options: PlanOptions) -> None:
             facts |= {"alike": len(found.alike), "best": 1, "fastest": fastest}
             facts |= {"gpus": found.cluster.devices, "available_gpus": found.available}
             facts |= {"on_all_gpus": None if found.on_all is None else document(found.on_all)}
+            if before is not None:
+                facts["moves"] = moved_report.document(
+                    moved_report.moves(before, found, problem["platform"], options.stack)
+                )
             click.echo(json_text(facts | {"estimates": [document(one) for one in found.estimates]}))
         else:
             place = found.estimates.index(plan.estimate) + 1
             title = "Recommended configuration" if place == 1 else f"Configuration {place} of the list below"
             title += f" for {framework_support(found.framework)[0].label}"
-            report = lines(plan.estimate, width(), title=title, notes=used_gpus(found, width()))
+            stack = stack_on(options.stack, cluster, found.framework, problem["platform"])
+            report = lines(plan.estimate, width(), title=title, notes=used_gpus(found, width()), stack=stack)
             saved = [output for output in options.outputs if Path(output).suffix.lower() == ".json"]
+            jobs = [output for output in options.outputs if is_folder_name(output)]
             file = shell_words(saved[0] if saved else "llm-plan.json")
-            commands = [f"hpgo llm explain {file}", f"hpgo export {file} --to {found.framework.partition('@')[0]}"]
-            then = "Next:" if saved else "Save the plan with `-o llm-plan.json`, then:"
-            click.echo("\n".join([*report, "", *listed(found, width()), *next_commands(commands, then)]))
+            # The plan file holds the name of its stack, which is enough unless the stack is a file.
+            same = same_constants(None if stack.is_known else options.stack, options.platform)
+            commands = [
+                f"hpgo llm explain {file}{same}",
+                f"hpgo export {file} --to {found.framework.partition('@')[0]}",
+            ]
+            if jobs:
+                folder = Path(jobs[0])
+                commands = [shell_words("bash", str(folder / "smoke.sh")), shell_words("hpgo", "launch", f"{folder}/")]
+            then = "Next:" if saved or jobs else "Save the plan with `-o llm-plan.json`, then:"
+            moved = []
+            if before is not None:
+                moves = moved_report.moves(before, found, problem["platform"], options.stack)
+                moved = ["", *moved_report.lines(moves, width())]
+            click.echo("\n".join([*report, "", *listed(found, width()), *moved, *next_commands(commands, then)]))
         note_unmeasured(cluster, problem["platform"])
 
 

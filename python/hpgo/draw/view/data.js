@@ -36,8 +36,8 @@ async function open() {
     t.end = await get("duration", Uint32Array);
     for (let i = 0; i < t.end.length; i++) t.end[i] += t.start[i];
     t.slack = await get("slack", Uint32Array);
-    t.chunkOf = await get("chunk_of_stage", Uint16Array);
-    t.lastChunk = Math.max(1, t.chunkOf.reduce((most, chunk) => Math.max(most, chunk), 0));
+    t.virtualStageOf = await get("virtual_stage_of_stage", Uint16Array);
+    t.lastVirtualStage = Math.max(1, t.virtualStageOf.reduce((maximum, one) => Math.max(maximum, one), 0));
     t.idle = { bounds: await get("idle_bounds", Uint32Array), start: await get("idle_start", Uint32Array),
       end: await get("idle_duration", Uint32Array), cause: await get("idle_cause", Uint8Array) };
     for (let i = 0; i < t.idle.end.length; i++) t.idle.end[i] += t.idle.start[i];
@@ -53,7 +53,7 @@ async function open() {
     t.memoryBounds = await get("memory_bounds", Uint32Array);
     t.memoryTime = await get("memory_time", Uint32Array);
     t.memorySize = await get("memory_size", Uint32Array);
-    if (t.actions > MOST_BOXES) await overview(t);
+    if (t.actions > MAX_BOXES) await overview(t);
     timelines.push(t);
   }
   state.ready = true;

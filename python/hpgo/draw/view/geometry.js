@@ -6,8 +6,8 @@ function fitGutter() {
   if (guttered === width) return;
   guttered = width;
   context.font = "11px Arial, sans-serif";
-  const most = Math.max(64, width * 0.3) - 18;
-  const wide = timelines.reduce((so_far, t) => (t.names.length ? t.names : [nameOf(t, t.ranks - 1)]).reduce((px, name) => Math.max(px, context.measureText(fitted(name, most)).width), so_far), 46);
+  const maximum = Math.max(64, width * 0.3) - 18;
+  const wide = timelines.reduce((so_far, t) => (t.names.length ? t.names : [nameOf(t, t.ranks - 1)]).reduce((px, name) => Math.max(px, context.measureText(fitted(name, maximum)).width), so_far), 46);
   GUTTER = Math.ceil(wide + 18);
 }
 const cut = new Map();

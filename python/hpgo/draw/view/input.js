@@ -76,7 +76,7 @@ function chosen() {
 // List only entries that the timelines contain and the switches show.
 function legend() {
   const entries = META.present.kinds.map((kind) => [kindNames[kind], swatch(kind)]);
-  if (META.present.bar) entries.push([META.present.bar, swatch("F", (paint) => { paint.fillStyle = marks.chunk.fill[+dark]; paint.fillRect(0, 0, 16, 3); })]);
+  if (META.present.bar) entries.push([META.present.bar, swatch("F", (paint) => { paint.fillStyle = marks.virtual_stage.fill[+dark]; paint.fillRect(0, 0, 16, 3); })]);
   if (show.bubbles) entries.push(...META.present.causes.map((cause) => [causeNames[cause], swatch(`idle-${cause}`)]));
   if (META.present.sync) entries.push(["gradient reduction", swatch("sync")]);
   if (show.transfers === "arrows") entries.push(...META.present.transfers.map((name) => [`${name} transfer`, swatch("", dashed(name, 5))]));

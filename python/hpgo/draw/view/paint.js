@@ -42,7 +42,7 @@ function drawPanel({ t, top, bottom }, ink, faint, paper) {
   }
   state.visible += count;
   const s = strips();
-  const boxes = count <= MOST_BOXES && view.rowPx >= 3 && (last - first) * plotPx() >= 1.5 * count;
+  const boxes = count <= MAX_BOXES && view.rowPx >= 3 && (last - first) * plotPx() >= 1.5 * count;
   state.modes.push(boxes ? "boxes" : "shares");
   context.save();
   context.beginPath(); context.rect(GUTTER, AXIS, plotPx(), height - AXIS); context.clip();
@@ -57,8 +57,8 @@ function drawPanel({ t, top, bottom }, ink, faint, paper) {
   context.setLineDash([]);
   if (hover && hover.t === t) drawHover(top, s, ink);
   context.restore();
-  const least = 13 / view.rowPx, power = 10 ** Math.max(0, Math.floor(Math.log10(least)));
-  const every = [1, 2, 5, 10].map((m) => m * power).find((step) => step >= least);
+  const minimum = 13 / view.rowPx, power = 10 ** Math.max(0, Math.floor(Math.log10(minimum)));
+  const every = [1, 2, 5, 10].map((m) => m * power).find((step) => step >= minimum);
   context.fillStyle = ink; context.textAlign = "right"; context.font = "11px Arial, sans-serif"; context.textBaseline = "middle";
   for (let rank = Math.ceil(first / every) * every; rank < last; rank += every)
     context.fillText(fitted(nameOf(t, rank), GUTTER - 14), GUTTER - 6, top + rank * view.rowPx + Math.max(s.box, Math.min(view.rowPx, 12)) / 2);
@@ -88,12 +88,12 @@ function drawBoxes(t, top, first, last, t0, t1, s) {
 }
 
 function box(t, kind, stage, batch, x, y, w, h, numbers) {
-  const shown = w - Math.min(0.7, 0.12 * w), chunk = t.chunkOf[stage] ?? 0;
+  const shown = w - Math.min(0.7, 0.12 * w), virtualStage = t.virtualStageOf[stage] ?? 0;
   context.fillStyle = patternOf(kind);
   context.fillRect(x, y, shown, h);
-  // Place all numbers below the bars that mark chunks.
+  // Place all numbers below the bars that mark virtual stages.
   const bar = t.stages > t.ranks ? Math.min(3, h / 4) : 0;
-  if (chunk) { context.fillStyle = marks.chunk.fill[+dark]; context.fillRect(x, y, shown * chunk / t.lastChunk, bar); }
+  if (virtualStage) { context.fillStyle = marks.virtual_stage.fill[+dark]; context.fillRect(x, y, shown * virtualStage / t.lastVirtualStage, bar); }
   y += bar; h -= bar;
   const size = Math.min(13, h * 0.75), text = String(batch);
   if (numbers && size >= 7 && w >= text.length * size * 0.58 + 3) {
@@ -194,7 +194,7 @@ function addOverview({ columns: cells, table }, row, end, { first, last }, acc) 
 
 function drawSync(t, top, first, last, s) {
   context.fillStyle = patternOf("sync");
-  context.strokeStyle = marks.chunk.fill[+dark]; context.lineWidth = 0.6;
+  context.strokeStyle = marks.virtual_stage.fill[+dark]; context.lineWidth = 0.6;
   for (let i = 0; i < t.sync.start.length; i++) {
     const rank = t.sync.rank[i];
     if (rank < first || rank >= last) continue;
@@ -215,14 +215,14 @@ function drawMemory(t, top, first, last, s) {
     context.fillStyle = marks.free.fill[+dark];
     context.fillRect(xOf(0), foot - s.memory + 2, xOf(t.makespan_s) - xOf(0), s.memory - 2);
     context.fillStyle = patternOf("memory");
-    let most = 0, mostX = -1;
+    let maximum = 0, maximumX = -1;
     for (let i = start; i < high; i++) {
       const x = xOf(t.memoryTime[i] * t.tick_s), next = xOf(i + 1 < high ? t.memoryTime[i + 1] * t.tick_s : t.makespan_s);
       if (x > width) break;
       // Join steps thinner than a pixel and keep the highest, because peaks exceed a memory limit.
       const h = t.memorySize[i] * px;
-      if (Math.floor(x) === mostX && h <= most) continue;
-      mostX = Math.floor(x); most = h;
+      if (Math.floor(x) === maximumX && h <= maximum) continue;
+      maximumX = Math.floor(x); maximum = h;
       context.fillRect(x, foot - h, Math.max(next - x, 1), h);
     }
     state.curves++;
@@ -238,7 +238,7 @@ function drawTransfers(t, top, first, last, t0, t1, s) {
   const { from, to, start, end, kind, longest } = t.transfer;
   const low = firstEndingAfter(start, 0, start.length, t0 - longest - 1), high = firstEndingAfter(start, low, start.length, t1);
   const lanes = show.transfers === "lanes";
-  if (!lanes && (high - low > MOST_ARROWS * 4 || view.rowPx < 4)) return;
+  if (!lanes && (high - low > MAX_ARROWS * 4 || view.rowPx < 4)) return;
   if (lanes && (!s.lane || high - low > 400000)) return;
   for (let code = 0; code < 2; code++) {
     const name = code ? "gradient" : "activation", heads = new Path2D();
@@ -254,7 +254,7 @@ function drawTransfers(t, top, first, last, t0, t1, s) {
         state.arrows++;
         continue;
       }
-      if (Math.max(a, b) < first || Math.min(a, b) >= last || state.arrows > MOST_ARROWS) continue;
+      if (Math.max(a, b) < first || Math.min(a, b) >= last || state.arrows > MAX_ARROWS) continue;
       state.arrows++;
       const down = b > a, ya = top + a * view.rowPx + (down ? s.box : 0), yb = top + b * view.rowPx + (down ? 0 : s.box);
       context.moveTo(xa, ya); context.lineTo(xb, yb);

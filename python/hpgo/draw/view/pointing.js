@@ -21,10 +21,10 @@ function spanOf({ t, action: i, idle: j }) { return i === undefined ? [t.idle.st
 function describe({ t, rank, action: i, idle: j }) {
   const span = (start, end) => `${secondsText(start * t.tick_s)} to ${secondsText(end * t.tick_s)} (${secondsText((end - start) * t.tick_s)})`;
   if (i === undefined) return `${nameOf(t, rank)}: idle, ${causeNames[causes[t.idle.cause[j]]]}\n${span(t.idle.start[j], t.idle.end[j])}`;
-  const kind = t.kind[i] & 7, chunk = t.chunks > 1 ? `, chunk ${t.chunkOf[t.stage[i]]}` : "";
+  const kind = t.kind[i] & 7, virtualStage = t.virtual_stages_per_rank > 1 ? `, virtual stage ${t.virtualStageOf[t.stage[i]]}` : "";
   const what = kind === 4
     ? `F${t.batch[i]} on stage ${t.stage[i]} with B${t.backwardBatch[i]} on stage ${t.backwardStage[i]}`
-    : `${kinds[kind]}${t.batch[i]}: ${kindNames[kinds[kind]]} of micro-batch ${t.batch[i]}, stage ${t.stage[i]}${chunk}`;
+    : `${kinds[kind]}${t.batch[i]}: ${kindNames[kinds[kind]]} of micro-batch ${t.batch[i]}, stage ${t.stage[i]}${virtualStage}`;
   const slack = t.slack.length && !(t.kind[i] & 8) ? `\nslack ${secondsText(t.slack[i] * t.tick_s)}` : "";
   return `${nameOf(t, rank)}: ${what}\n${span(t.start[i], t.end[i])}${slack}${t.kind[i] & 8 ? "\non the critical path" : ""}${memoryAt(t, rank, t.start[i])}`;
 }

@@ -8,7 +8,7 @@ const { kinds, causes, marks, causeNames, kindNames, lines } = META;
 const AXIS = 36, RIGHT = 14, HEAD = 24, PANEL_GAP = 12;
 const CURVE_ROW_PX = 26; // smallest row height at which a memory curve is readable; rows that do not fit scroll
 const PAPER_PX = 720; // width of A4 and Letter between their margins
-const MOST_BOXES = 20000, MOST_ARROWS = 5000, OVERVIEW_CELLS = 2 ** 21;
+const MAX_BOXES = 20000, MAX_ARROWS = 5000, OVERVIEW_CELLS = 2 ** 21;
 const byId = (id) => document.getElementById(id);
 const canvas = byId("canvas"), context = canvas.getContext("2d", { alpha: false }), tip = byId("tip");
 const show = { ...META.show };

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import MOST_GPUS, check_int, check_is, check_list, number
+from hpgo.base.checks import MAX_GPUS, check_int, check_is, check_list, number
 from hpgo.base.documents import hinted, kind_of_document, read_text, write_text
 from hpgo.base.documents import parse as parse_document
 from hpgo.base.files import as_path, may_be_file, stem
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_MOST_LAYERS = 100_000
+_MAX_LAYERS = 100_000
 """Maximum number of layers of one type, which is the longest chain that hpgo plans."""
 
 
@@ -65,7 +65,7 @@ def read_profile(
     if batch_size is not None:
         batch_size = check_int("the batch size", batch_size, error=ProfileError, hint="count samples")
     if gpus_per_device is not None:
-        gpus_per_device = check_int("`gpus_per_device`", gpus_per_device, most=MOST_GPUS)
+        gpus_per_device = check_int("`gpus_per_device`", gpus_per_device, maximum=MAX_GPUS)
     given = _Given(batch_size, gpus_per_device, _counts(layer_counts), _bytes(boundary_bytes))
     if isinstance(source, str) and source in MODELS:
         return _at(built_in(source), given)
@@ -165,12 +165,12 @@ def _counts(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
     values = [given] if as_whole(given) is not None else check_list("`layer_counts`", given, hint=hint)
     if not values:
         raise ArgumentError("`layer_counts` is empty", hint)
-    return tuple(check_int("`layer_counts`", value, most=_MOST_LAYERS, hint=hint) for value in values)
+    return tuple(check_int("`layer_counts`", value, maximum=_MAX_LAYERS, hint=hint) for value in values)
 
 
 def _bytes(given: float | None) -> float | None:
     hint = "bytes that one sample sends from layer to layer"
-    return None if given is None else number("`boundary_bytes`", given, most=LARGEST, hint=hint)
+    return None if given is None else number("`boundary_bytes`", given, maximum=LARGEST, hint=hint)
 
 
 def _named(path: Path, what: str, batch_size: int | None) -> tuple[str, int]:

@@ -6,6 +6,20 @@
 
 Numbers are milliseconds and bytes of one batch, whose size the file does not contain. Nodes of one `colorClass` must
 stay together, so they become one layer. The format is that of the planner of Tarnawski et al. (NeurIPS 2020).
+
+Values of a file in the profile:
+
+- `fpgaLatency`, milliseconds on an accelerator: `forward_s`, or `backward_s` if `isBackwardNode` is true.
+- `size` of an edge, bytes: `activation_bytes`, once for each node with an edge out of its layer.
+- `size` of a node, bytes: `parameter_bytes` and `saved_bytes`, see below.
+- `colorClass`: nodes of one class form a layer with the id of its first forward node.
+- `cpuLatency`, `cost` of an edge: ignored.
+
+Classes in a cycle become one layer. Backward nodes without a forward node of their class join the nearest layer. A
+layer's node includes weights and output, so its weights are its size minus the output. The last layer has no edge with
+its output, so its whole size counts as weights. If weights are separate nodes, as in graphs of operations, the size of
+other nodes is their output. Edges need a `size`, since units of `cost` differ between published files. A node that is
+not `supportedOnFpga` is an error.
 """
 
 from __future__ import annotations

@@ -12,6 +12,24 @@ Times are ms of the forward pass, sizes are MiB. Both are per sample in a batch 
 the number of layers of each type. The meaning of the numbers follows Galvatron's cost model (Miao et al., VLDB 2023):
 the backward pass takes twice the time of the forward pass, and the time outside the layers is split evenly between both
 ends of the model.
+
+Values of the files in the profile:
+
+- `layertype_K_bszB_seqS`, milliseconds of the forward pass per sample in a batch of B: B times that is `forward_s`, and
+  twice `forward_s` is `backward_s`, as in Galvatron's cost model.
+- `layertype_other_bszB_seqS`, the same, outside the layers: half each for the layers `embedding` and `head`, as in
+  Galvatron.
+- `parameter_size`, MiB: `parameter_bytes`.
+- `model_states` of the first and last stage, MiB of weights, gradients and two moments: 1/4 is `parameter_bytes` of
+  `embedding` and `head`.
+- `activation`, and `"1"` of `tp_activation_per_bsz_dict`, MiB of one sample: `saved_bytes`.
+- `checkpoint`, MiB of one sample: the layer's input, which is all that recomputation saves: `activation_bytes` of the
+  layer before.
+- `layernum[…]`, and keys like `1_2_4_sp`: ignored, since the other keys were computed from them.
+
+Weights have four bytes per parameter, even if the model computes in bf16. Times and memory are for one GPU, and
+`gpus_per_device` does not apply. The published files of LLaMA-2 7B state sequences of 2,048 tokens, but their sizes
+match 4,096.
 """
 
 from __future__ import annotations

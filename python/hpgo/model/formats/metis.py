@@ -8,6 +8,15 @@
 Times are ms of forward and backward pass together, parameters are bytes of the whole layer, and memory is the MiB that
 a device holds for it. The format is that of Metis' planner (Um et al., USENIX ATC 2024), whose README and
 `data_loader.py` define the numbers.
+
+Values of a file in the profile:
+
+- `tp` and `bs` in its name: `gpus_per_device` and the batch size.
+- `layer_compute_total_ms`, milliseconds of forward and backward pass together: 1/3 is `forward_s`, the rest
+  `backward_s`.
+- `parameters_per_layer_bytes`, bytes of the whole layer: `parameter_bytes`, the shard of one GPU.
+- `layer_memory_total_mb`, MiB on a GPU for the layer: `saved_bytes`, see below.
+- `activation_parameters_bytes`, bytes: `activation_bytes`.
 """
 
 from __future__ import annotations
@@ -143,9 +152,9 @@ def _saved(held: Mapping[int, float], weights: float) -> tuple[float, ...]:
 
     They are the growth of memory with the batch size. With one batch size, they are the memory beyond the model states.
     """
-    least, most = min(held), max(held)
+    minimum, maximum = min(held), max(held)
     # Memory at two batch sizes separates activations, which grow with the batch, from everything that does not.
-    if least == most:
-        return (max(0.0, held[least] - _STATES * weights),)
-    each = max(0.0, (held[most] - held[least]) / (most - least))
+    if minimum == maximum:
+        return (max(0.0, held[minimum] - _STATES * weights),)
+    each = max(0.0, (held[maximum] - held[minimum]) / (maximum - minimum))
     return tuple(each * size for size in sorted(held))

@@ -30,7 +30,7 @@ from hpgo.model.profile import Layer, Profile, TiedWeight
 
 VERSION = 1
 VERSION_KEY = "hpgo_profile"
-_MOST_LAYERS = 100_000
+_MAX_LAYERS = 100_000
 _HALVES = ("input_gradient_s", "weight_gradient_s")
 _TEXTS = ("device", "machine", "dtype", "date")
 _KEYS = " ".join(
@@ -68,9 +68,9 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
         section = Section(entry, f"{file}, layers entry {number}", ProfileError, keys=_LAYER_KEYS)
         several = _layers(section, len(batch_sizes))
         layers += several
-        if len(layers) > _MOST_LAYERS:
+        if len(layers) > _MAX_LAYERS:
             section.fail(
-                f"the file has more than {_MOST_LAYERS:,} layers", "merge several layers into one", code="too_large"
+                f"the file has more than {_MAX_LAYERS:,} layers", "merge several layers into one", code="too_large"
             )
         if "repeat" in section:
             # Edges name the entry, not its repetitions: keep the ends of its chain.
@@ -78,7 +78,7 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
     ids = [layer.id for layer in layers]
     edges = _edges(top, repeated, ids) if "edges" in top else list(pairwise(ids))
     title, source = top.text("name", name), top.text("source", file)
-    gpus = top.whole("gpus_per_device", 1, least=1)
+    gpus = top.whole("gpus_per_device", 1, minimum=1)
     # Files and plans of earlier versions list them as `ties`.
     key = "ties" if "ties" in top and "tied_weights" not in top else "tied_weights"
     tied_weights = tuple(
@@ -169,16 +169,16 @@ def _batch_sizes(top: Section) -> tuple[Any, ...]:
     if "batch_size" in top:
         if "batch_sizes" in top:
             top.fail("`batch_size` and `batch_sizes` are both given", "leave one of them out", code="duplicate")
-        return (top.whole("batch_size", least=1),)
+        return (top.whole("batch_size", minimum=1),)
     sizes = top.get("batch_sizes")
     return tuple(sizes) if isinstance(sizes, list) else (sizes,)
 
 
 def _layers(section: Section, sizes: int) -> list[Layer]:
     """Return the layer of an entry, or its repetitions `block0`, `block1` and so on."""
-    count = section.whole("repeat", 1, least=1)
-    if count > _MOST_LAYERS:
-        section.fail(f"`repeat` is {count}", f"give a whole number from 1 to {_MOST_LAYERS}")
+    count = section.whole("repeat", 1, minimum=1)
+    if count > _MAX_LAYERS:
+        section.fail(f"`repeat` is {count}", f"give a whole number from 1 to {_MAX_LAYERS}")
     layer = _layer(section, sizes)
     if "repeat" not in section:
         return [layer]

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-MOST_BYTES = 2**31
+MAX_BYTES = 2**31
 """Largest file in bytes, which is the limit of protobuf messages."""
 _KEPT_BYTES = 4096
 """Largest initializer in bytes whose values may determine shapes. Larger ones are weights."""
-_MOST_VALUES = 10**18
+_MAX_VALUES = 10**18
 _IN_MEMORY = 3
 """Memory needed to read a file, as a multiple of its size."""
 _WIDTHS = {
@@ -104,10 +104,10 @@ class OnnxFile:
             size = path.stat().st_size
         except (OSError, ValueError):
             size = 0  # the attempt to read it reports the reason
-        if size > MOST_BYTES:
-            raise ProfileError(f"{path} has more than {MOST_BYTES >> 20} MiB", _OUTSIDE, code="too_large")
+        if size > MAX_BYTES:
+            raise ProfileError(f"{path} has more than {MAX_BYTES >> 20} MiB", _OUTSIDE, code="too_large")
         check_room(f"reading {path}", _IN_MEMORY * size, _OUTSIDE)
-        data = read_bytes(path, ProfileError, most=MOST_BYTES, hint="name an ONNX file")
+        data = read_bytes(path, ProfileError, maximum=MAX_BYTES, hint="name an ONNX file")
         from google.protobuf.message import DecodeError
 
         try:
@@ -318,7 +318,7 @@ class OnnxFile:
         counts: Counter[str] = Counter()
         for name in set(roots.values()):
             kind, shape = shapes[name]
-            counts[_FLOATS[kind]] += min(_MOST_VALUES, math.prod(shape))
+            counts[_FLOATS[kind]] += min(_MAX_VALUES, math.prod(shape))
         return max(sorted(counts), key=counts.__getitem__)
 
     def _tensor(
@@ -331,7 +331,7 @@ class OnnxFile:
         is_weight: bool = False,
     ) -> Tensor:
         kind, shape = shapes[name]
-        if min(shape, default=0) < 0 or math.prod(shape) > _MOST_VALUES:
+        if min(shape, default=0) < 0 or math.prod(shape) > _MAX_VALUES:
             raise ProfileError(
                 f"{self.file}: `{shorten(name)}` has the shape {shorten(str(shape))}", "export the model again"
             )
@@ -378,7 +378,7 @@ def _attributes(node: Any) -> Iterator[tuple[str, object]]:
 
 def _first_line(failure: Exception) -> str:
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-    return shorten(lines[0], most=200) if lines else type(failure).__name__
+    return shorten(lines[0], maximum=200) if lines else type(failure).__name__
 
 
 def _package() -> Any:

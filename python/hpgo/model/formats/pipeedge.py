@@ -158,7 +158,7 @@ def read_device_types(
     types = {}
     for name, value in _mapping(path, ClusterError).items():
         section = Section(value, f"{path}: type `{shorten(name)}`", ClusterError, keys="bw_Mbps mem_MB model_profiles")
-        bandwidth = _number(section, "bw_Mbps", section.get("bw_Mbps"), most=math.inf)
+        bandwidth = _number(section, "bw_Mbps", section.get("bw_Mbps"), maximum=math.inf)
         memory = _number(section, "mem_MB", section.get("mem_MB"))
         profiles = section.get("model_profiles", None)
         section.check_spelling()
@@ -167,7 +167,7 @@ def read_device_types(
             held = Section(profiles, f"{section.where}: `model_profiles`", ClusterError)
             rows = held.items(model) if model in held and held.get(model) is not None else []
             strange = [str(other) for other in held if other not in others]
-            if models is not None and model not in held and (slip := nearest_names(model, strange, least=1.0)):
+            if models is not None and model not in held and (slip := nearest_names(model, strange, minimum=1.0)):
                 held.fail(
                     f"there is no model `{shorten(slip[0])}` in {models}",
                     f"did you mean `{printable(model)}`?",
@@ -177,7 +177,7 @@ def read_device_types(
                 entry = Section(
                     row, f"{section.where}: profile {index} of `{shorten(model)}`", ClusterError, keys=_TIMING_KEYS
                 )
-                batch_size = entry.whole("batch_size", least=1)
+                batch_size = entry.whole("batch_size", minimum=1)
                 timings.append(Timing(batch_size, entry.text("dtype"), _numbers(entry, "time_s", layers)))
         types[name] = DeviceType(name, bandwidth, memory, {model: tuple(timings)} if timings else {})
     return types
@@ -252,12 +252,12 @@ def read_results(path: str | os.PathLike[str]) -> tuple[PipeEdgeModel, Timing]:
     """
     held = parse_yaml(read_text(path, ProfileError), str(path), ProfileError)
     section = Section(held, str(path), ProfileError, keys="model_name layers profile_data batch_size dtype")
-    name, count = section.text("model_name"), section.whole("layers", least=1)
+    name, count = section.text("model_name"), section.whole("layers", minimum=1)
     rows: dict[int, Section] = {}
     for index, value in enumerate(section.items("profile_data"), 1):
         row = Section(value, f"{path}: entry {index} of `profile_data`", ProfileError, keys=_RESULT_KEYS)
         row.check_spelling()
-        number = row.whole("layer", least=1)
+        number = row.whole("layer", minimum=1)
         if number in rows or number > count:
             row.fail(
                 f"layer {number} of {count}" + (" is there twice" if number in rows else ""),
@@ -276,7 +276,7 @@ def read_results(path: str | os.PathLike[str]) -> tuple[PipeEdgeModel, Timing]:
         tuple(_values(row, "shape_out") for row in ordered),
     )
     times = tuple(_number(row, "time", row.get("time")) for row in ordered)
-    return model, Timing(section.whole("batch_size", least=1), section.text("dtype"), times)
+    return model, Timing(section.whole("batch_size", minimum=1), section.text("dtype"), times)
 
 
 def read_profile(
@@ -347,7 +347,7 @@ def read_cluster(
         return {row.batch_size: sum(row.time_s) for row in rows}
 
     measured = totals(device_type)
-    machines, rates = [], []
+    nodes, rates = [], []
     for name, hosts in read_devices(devices).items():
         if not hosts:
             continue
@@ -360,12 +360,12 @@ def read_cluster(
             )
         kind = types[name]
         device = Device(name, kind.memory_mb * MEGA["pipeedge"], measured[max(common)] / own[max(common)])
-        machines += [Node(device, 1, host) for host in hosts]
+        nodes += [Node(device, 1, host) for host in hosts]
         rates.append(kind.bandwidth_mbps * MEGA["pipeedge"] / 8)
-    if not machines:
+    if not nodes:
         raise ClusterError(f"{devices}: there are no hosts", "list at least one")
     link = Link(min(rates), min(rates))
-    return Cluster(str(devices), tuple(machines), link, link, source=f"PipeEdge: {device_types}, {devices}")
+    return Cluster(str(devices), tuple(nodes), link, link, source=f"PipeEdge: {device_types}, {devices}")
 
 
 def _timings(
@@ -399,10 +399,10 @@ def _mapping(path: str | os.PathLike[str], error: type[HpgoError]) -> dict[str, 
     return document
 
 
-def _number(section: Section, what: str, value: object, *, most: float = 1e18) -> float:
+def _number(section: Section, what: str, value: object, *, maximum: float = 1e18) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         section.fail(f"`{what}` must be a number, got {safe_repr(value)}")
-    if not 0 <= (number := as_float(value)) <= most:  # NaN fails every comparison
+    if not 0 <= (number := as_float(value)) <= maximum:  # NaN fails every comparison
         section.fail(f"`{what}` is {safe_repr(value)}", "give a finite number of at least 0")
     return number
 

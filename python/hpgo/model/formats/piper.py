@@ -9,6 +9,22 @@
 Numbers are seconds and bytes of one micro-batch, whose size the file does not contain. A time is that of forward and
 backward pass together. Recomputation adds one forward pass to it. The format is that of Piper's planner (Tarnawski et
 al., NeurIPS 2021), whose `algo.cpp` defines the numbers.
+
+Values of a file in the profile:
+
+- `timePerSample`, seconds of both passes of one micro-batch: `forward_s` and `backward_s`, see below.
+- `parameterSize`, bytes of weights on one GPU: `parameter_bytes`.
+- `memoryUsageA`, bytes saved for one micro-batch: `saved_bytes`.
+- `communicationCost` of an edge, bytes: `activation_bytes`, the maximum over the edges that leave a node.
+- `syncTimeFw`, `syncTimeBw`, bytes, despite their names: the larger of both is added to its edge.
+- `memoryUsageB`, bytes that are always allocated: ignored, since `--optimizer` determines this memory.
+
+The entry `activation recomp` includes a second forward pass, so its extra time is `forward_s`. Without a plausible
+extra time, `forward_s` is 1/3 of the time. hpgo uses the entries without recomputation, and the layers of one GPU
+unless `gpus_per_device` selects another degree.
+
+The published `gnmt.json` and `resnet.json` contain PipeDream's milliseconds instead: divide them by 1000 first. In the
+published `bert32a100.json`, the sizes of masks and hidden states are swapped on the edges between blocks.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from hpgo.base.files import as_path, is_folder, may_be_file
 from hpgo.base.messages import did_you_mean, join_words, nearest_names, safe_repr, shorten, similar
 from hpgo.errors import HpgoError, ProfileError
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
-from hpgo.model.transformer import MOST_LAYERS, Latent, Transformer
+from hpgo.model.transformer import MAX_LAYERS, Latent, Transformer
 from hpgo.model.transformer_presets import TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def of_document(document: object, *, name: str = "transformer", file: str = "tex
     ...     "num_attention_heads": 4, "vocab_size": 1000}).kv_heads
     4
     """
-    top = Section(document, file, ProfileError, whence=_MISSING_KEY_HINT)
+    top = Section(document, file, ProfileError, source=_MISSING_KEY_HINT)
     if VERSION_KEY in top:
         version = top.get(VERSION_KEY)
         if isinstance(version, bool) or version != VERSION:
@@ -173,13 +173,13 @@ def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transfo
             f"model type `{shorten(kind)}` is unknown",
             "write the content of `text_config` into a separate file, to read the language model alone"
             if within
-            else similar(kind, _KINDS, least=0.8) or f"use one of {known}, or {_REFUSED_HINT}",
+            else similar(kind, _KINDS, minimum=0.8) or f"use one of {known}, or {_REFUSED_HINT}",
         )
     row = _class_defaults()["types"][kind]
     stated = _by_own_names(whole_file, given, row["names"])
     defaults = {key: value for key, value in row["defaults"].items() if value is not None}
     # A null that the class accepts has a meaning, so it is kept apart from a missing key.
-    top = Section(defaults | stated, whole_file.where, ProfileError, whence=_MISSING_KEY_HINT)
+    top = Section(defaults | stated, whole_file.where, ProfileError, source=_MISSING_KEY_HINT)
     # Check the spelling first: a misspelled key would otherwise lead to a confusing error about the default in its
     # place.
     _check_spelling(top, defaults, stated, kind)
@@ -262,7 +262,7 @@ def _check_spelling(top: Section, defaults: dict[str, Any], stated: dict[str, An
 def _slips(keys: list[str], stated: dict[str, Any], kind: str) -> dict[str, str]:
     """Return the intended key for each of the unknown `keys` that resembles exactly one key of the type."""
     absent = sorted({*_class_defaults()["types"][kind]["defaults"], "rope_scaling", "rope_parameters"} - stated.keys())
-    nearest = {key: nearest_names(str(key), absent, least=0.85) for key in keys}
+    nearest = {key: nearest_names(str(key), absent, minimum=0.85) for key in keys}
     return {key: names[0] for key, names in nearest.items() if len(names) == 1}
 
 
@@ -328,15 +328,17 @@ def _must_be(top: Section, key: str, value: object, why: str) -> None:
 
 def _common(top: Section) -> dict[str, Any]:
     """Return the sizes that have the same key in nearly all types."""
-    hidden, heads = top.whole("hidden_size", least=1), top.whole("num_attention_heads", least=1)
+    hidden, heads = top.whole("hidden_size", minimum=1), top.whole("num_attention_heads", minimum=1)
     return {
-        "layers": top.build(check_int, "num_hidden_layers", top.whole("num_hidden_layers", least=1), most=MOST_LAYERS),
+        "layers": top.build(
+            check_int, "num_hidden_layers", top.whole("num_hidden_layers", minimum=1), maximum=MAX_LAYERS
+        ),
         "hidden": hidden,
         "heads": heads,
         "kv_heads": _or(top, "num_key_value_heads", heads),
         "head_dim": _or(top, "head_dim", hidden // heads),
         "ffn": top.whole("intermediate_size"),
-        "vocab": top.whole("vocab_size", least=1),
+        "vocab": top.whole("vocab_size", minimum=1),
         "tied": top.flag("tie_word_embeddings"),
         "longest": _or(top, "max_position_embeddings", 0),
     }
@@ -358,7 +360,7 @@ def _rope(top: Section, *, theta: str = "rope_theta", fraction: str = "partial_r
     older, newer = (top.get(key, None) for key in ("rope_scaling", "rope_parameters"))
     if older and newer and older != newer:
         top.fail("`rope_scaling` and `rope_parameters` are both given, but differ", "keep one of them")
-    held = Section(older or newer or {}, f"{top.where}, RoPE", ProfileError, whence=_MISSING_KEY_HINT)
+    held = Section(older or newer or {}, f"{top.where}, RoPE", ProfileError, source=_MISSING_KEY_HINT)
     base, share = top.amount(theta), top.amount(fraction)
     local = top.amount("rope_local_base_freq") if "rope_local_base_freq" in top else None
     by_kind = any(kind in held for kind in ("full_attention", "sliding_attention"))
@@ -460,8 +462,8 @@ def _mixtral(top: Section) -> dict[str, Any]:
     }
     experts = {
         "ffn": 0,
-        "experts": top.whole("num_local_experts", least=1),
-        "experts_per_token": top.whole("num_experts_per_tok", least=1),
+        "experts": top.whole("num_local_experts", minimum=1),
+        "experts_per_token": top.whole("num_experts_per_tok", minimum=1),
         "expert_ffn": fields["ffn"],
     }
     return fields | _everywhere(top, fields["layers"]) | experts | _turned(top, **router)
@@ -498,16 +500,16 @@ def _qwen3(top: Section) -> dict[str, Any]:
 
 
 def _qwen_experts(top: Section, layers: int, experts: str) -> dict[str, Any]:
-    every = top.whole("decoder_sparse_step", least=1)
+    every = top.whole("decoder_sparse_step", minimum=1)
     dense = () if top.get("mlp_only_layers", None) is None else top.items("mlp_only_layers")
     router = {
         "router_normalizes": top.flag("norm_topk_prob"),
         "router_aux_loss": top.amount("router_aux_loss_coef"),
     }
     return {
-        "experts": top.whole(experts, least=1),
-        "experts_per_token": top.whole("num_experts_per_tok", least=1),
-        "expert_ffn": top.whole("moe_intermediate_size", least=1),
+        "experts": top.whole(experts, minimum=1),
+        "experts_per_token": top.whole("num_experts_per_tok", minimum=1),
+        "expert_ffn": top.whole("moe_intermediate_size", minimum=1),
         "dense_layers": tuple(at for at in range(layers) if at in dense or (at + 1) % every),
     } | _turned(top, **router)
 
@@ -518,7 +520,7 @@ def _qwen2_moe(top: Section) -> dict[str, Any]:
     # Every second layer below `max_window_layers` has a window, in contrast to Qwen 2 without experts.
     windows = _windows(top, fields["layers"], lambda at: at % 2 == 0 and at < first)
     bias = "qkv" if top.flag("qkv_bias") else "none"
-    shared = top.whole("shared_expert_intermediate_size", least=1)
+    shared = top.whole("shared_expert_intermediate_size", minimum=1)
     fields |= (windows if in_use else {}) | _qwen_experts(top, fields["layers"], "num_experts")
     return fields | {"attention_bias": bias, "shared_ffn": shared, "shared_gate": True}
 
@@ -546,7 +548,7 @@ def _gemma_of_windows(top: Section, has_window: Callable[[int], bool]) -> dict[s
     fields = _common(top)
     activation = top.text("hidden_activation")
     _must_be(top, "hidden_act", activation, f"`hidden_activation` is {activation}")
-    by = top.whole("query_pre_attn_scalar", least=1)
+    by = top.whole("query_pre_attn_scalar", minimum=1)
     scores = {
         "activation": activation,
         "norm_adds_one": True,
@@ -579,7 +581,7 @@ _PLAIN = {"gated": False, "attention_bias": "all", "ffn_bias": True, "centred_no
 
 
 def _gpt2(top: Section) -> dict[str, Any]:
-    hidden, heads = top.whole("n_embd", least=1), top.whole("n_head", least=1)
+    hidden, heads = top.whole("n_embd", minimum=1), top.whole("n_head", minimum=1)
     positions = top.whole("n_positions")
     arithmetic = _plain(top, activation="activation_function", epsilon="layer_norm_epsilon") | {
         "attention_dropout": top.amount("attn_pdrop"),
@@ -589,13 +591,13 @@ def _gpt2(top: Section) -> dict[str, Any]:
         "attention_scale_by_layer": top.flag("scale_attn_by_inverse_layer_idx"),
     }
     return _PLAIN | {
-        "layers": top.build(check_int, "n_layer", top.whole("n_layer", least=1), most=MOST_LAYERS),
+        "layers": top.build(check_int, "n_layer", top.whole("n_layer", minimum=1), maximum=MAX_LAYERS),
         "hidden": hidden,
         "heads": heads,
         "kv_heads": heads,
         "head_dim": hidden // heads,
         "ffn": _or(top, "n_inner", 4 * hidden),
-        "vocab": top.whole("vocab_size", least=1),
+        "vocab": top.whole("vocab_size", minimum=1),
         "tied": top.flag("tie_word_embeddings"),
         "positions": positions,
         "longest": positions,
@@ -653,12 +655,12 @@ def _deepseek(top: Section, *, grouped: bool, interleaved: bool, score: dict[str
         )
     fields["kv_heads"] = fields["heads"]
     latent = Latent(
-        kv_rank=top.whole("kv_lora_rank", least=1),
+        kv_rank=top.whole("kv_lora_rank", minimum=1),
         rope_dim=turned,
-        value_dim=top.whole("v_head_dim", least=1),
+        value_dim=top.whole("v_head_dim", minimum=1),
         q_rank=_or(top, "q_lora_rank", 0) or None,
     )
-    width = top.whole("moe_intermediate_size", least=1)
+    width = top.whole("moe_intermediate_size", minimum=1)
     _must_be(top, "moe_layer_freq", 1, "transformers and the model's own code disagree on its effect")
     groups, chosen = _or(top, "n_group", 1) or 1, _or(top, "topk_group", 0)
     groups = groups if grouped else 1
@@ -675,8 +677,8 @@ def _deepseek(top: Section, *, grouped: bool, interleaved: bool, score: dict[str
         | {
             "latent": latent,
             "further_tokens": _or(top, "num_nextn_predict_layers", 0),
-            "experts": top.whole("n_routed_experts", least=1),
-            "experts_per_token": top.whole("num_experts_per_tok", least=1),
+            "experts": top.whole("n_routed_experts", minimum=1),
+            "experts_per_token": top.whole("num_experts_per_tok", minimum=1),
             "expert_ffn": width,
             "shared_ffn": width * _or(top, "n_shared_experts", 0),
             "expert_groups": groups,

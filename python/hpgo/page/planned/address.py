@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.messages import did_you_mean, shorten
 from hpgo.base.units import parse_bytes
 from hpgo.errors import ArgumentError
-from hpgo.page.settings import MOST, Size
+from hpgo.page.settings import MAX_SIZE, Size
 from hpgo.programs.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ def drawn_size(items: Iterable[tuple[str, str]], planned: Size | None) -> Size:
     if asked.micro_batch is None or asked.batch is None:
         # Without both numbers, assume the micro-batches of the plan, or the largest possible number.
         each = (
-            planned.actions // planned.ranks if planned and not asked.micro_batch else 2 * (asked.batch or MOST.actions)
+            planned.actions // planned.ranks
+            if planned and not asked.micro_batch
+            else 2 * (asked.batch or MAX_SIZE.actions)
         )
     else:
         each = 2 * (asked.batch // asked.micro_batch)

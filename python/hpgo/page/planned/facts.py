@@ -57,7 +57,7 @@ def facts(plan: Plan, found: Origin | None) -> dict[str, Any]:
         "layers": _layers(plan, found, places),
         "stages": [_stage(plan, at, places) for at in range(len(plan.stages))],
         "groups": [_group(group) for group in plan.groups],
-        "machines": _machines(plan, found),
+        "nodes": _nodes(plan, found),
         "rates": _rates(found.cluster) if found else [],
         "links": _links(plan, found),
         "time": _time(plan),
@@ -76,9 +76,9 @@ def facts(plan: Plan, found: Origin | None) -> dict[str, Any]:
 def too_large(plan: Plan) -> str:
     """Return the reason for which `plan` is too large for the page; empty if it is not."""
     layers = sum(len(stage.layers) for stage in plan.stages)
-    for count, most, what in ((layers, _MAX_LAYERS, "layers"), (plan.cluster_devices, _MAX_DEVICES, "devices")):
-        if count > most:
-            return f"the plan has {count:,} {what}, but the limit of the page is {most:,}"
+    for count, maximum, what in ((layers, _MAX_LAYERS, "layers"), (plan.cluster_devices, _MAX_DEVICES, "devices")):
+        if count > maximum:
+            return f"the plan has {count:,} {what}, but the limit of the page is {maximum:,}"
     return ""
 
 
@@ -154,7 +154,7 @@ def _layers(plan: Plan, found: Origin | None, places: dict[str, int]) -> dict[st
     memory = plan.assumptions.memory
     counted_profile = profile if plan.assumptions.include_data_loading else profile.without_loading()
     layers = {layer.id: layer for layer in counted_profile.layers}
-    devices = [machine.device for machine in found.cluster.nodes for _ in range(machine.count)]
+    devices = [node.device for node in found.cluster.nodes for _ in range(node.count)]
     forward_s, backward_s, held = [0.0] * len(ids), [0.0] * len(ids), [0.0] * len(ids)
     sizes = profile.batch_sizes
     for stage in plan.stages:
@@ -210,9 +210,9 @@ def _stage(plan: Plan, at: int, places: dict[str, int]) -> dict[str, Any]:
 
 
 def _free(group: DeviceGroup) -> str:
-    if group.headroom_bytes < 0:
-        return f"lacks {sized(-group.headroom_bytes)}"
-    return f"{sized(group.headroom_bytes)} of {sized(group.capacity_bytes)}"
+    if group.free_bytes < 0:
+        return f"lacks {sized(-group.free_bytes)}"
+    return f"{sized(group.free_bytes)} of {sized(group.capacity_bytes)}"
 
 
 def _group(group: DeviceGroup) -> dict[str, Any]:
@@ -229,22 +229,22 @@ def _group(group: DeviceGroup) -> dict[str, Any]:
         "capacity_bytes": group.capacity_bytes,
         "capacity": sized(group.capacity_bytes),
         "free": _free(group),
-        "fits": group.headroom_bytes >= 0,
+        "fits": group.free_bytes >= 0,
     }
 
 
-def _machines(plan: Plan, found: Origin | None) -> list[dict[str, Any]]:
+def _nodes(plan: Plan, found: Origin | None) -> list[dict[str, Any]]:
     counts = plan.nodes or (plan.cluster_devices,)
     rows, first = [], 0
     for at, count in enumerate(counts):
-        machine = found.cluster.nodes[at] if found else None
+        node = found.cluster.nodes[at] if found else None
         rows.append(
             {
-                "name": (machine.name if machine else "") or f"node {at}",
+                "name": (node.name if node else "") or f"node {at}",
                 "first": first,
                 "count": count,
-                "device": printable(machine.device.name) if machine else "device",
-                "memory": format_bytes(machine.device.memory_bytes) if machine else "",
+                "device": printable(node.device.name) if node else "device",
+                "memory": format_bytes(node.device.memory_bytes) if node else "",
             }
         )
         first += count
@@ -269,19 +269,19 @@ def _rate(link: Link) -> str:
 def _links(plan: Plan, found: Origin | None) -> list[dict[str, Any]]:
     """Return the transfers between adjacent stages, and their links."""
     rows = []
-    machine_of = [at for at, count in enumerate(plan.nodes or (plan.cluster_devices,)) for _ in range(count)]
+    node_of = [at for at, count in enumerate(plan.nodes or (plan.cluster_devices,)) for _ in range(count)]
     for at, (stage, behind) in enumerate(zip(plan.stages, plan.stages[1:], strict=False)):
         if stage.devices == behind.devices:
             continue
-        machines = {machine_of[device] for device in (*stage.devices, *behind.devices)}
+        nodes = {node_of[device] for device in (*stage.devices, *behind.devices)}
         crossing = plan.boundary_tensors[at] if plan.boundary_tensors else ()
         size = sum(each.bytes or 0.0 for each in crossing)
-        link = None if found is None else found.cluster.inter if len(machines) > 1 else found.cluster.intra
+        link = None if found is None else found.cluster.inter if len(nodes) > 1 else found.cluster.intra
         rows.append(
             {
                 "from": at,
                 "to": at + 1,
-                "between_machines": len(machines) > 1,
+                "between_nodes": len(nodes) > 1,
                 "bytes": sized(size) if size else "",
                 "time": seconds(stage.transfer_s),
                 "rate": format_bytes_per_s(link.bytes_per_s) if link else "",

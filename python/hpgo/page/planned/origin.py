@@ -119,7 +119,7 @@ def _of_plan(plan: Plan) -> Origin:
         "memory": assumed.memory,
         "even_split": assumed.even_split,
         "overlap": assumed.overlap,
-        "min_micro_batch_size": assumed.min_samples_per_replica,
+        "min_samples_per_replica": assumed.min_samples_per_replica,
         "include_data_loading": assumed.include_data_loading,
     }
     profile = known_source("profile", plan.profile, assumed.profile, None)

@@ -57,6 +57,12 @@ def _order(name: str, groups: int, stages: int, micro_batches: int) -> list[int]
     """Return the group of devices of each stage under a schedule."""
     if name not in VIRTUAL_STAGES:
         return list(range(groups))
-    chunks, rest = divmod(stages, groups)
-    several = chunks if not rest and chunks in VIRTUAL_STAGES[name] else VIRTUAL_STAGES[name][0]
-    return list(schedule(name, ranks=groups, micro_batches=micro_batches, chunks=several).rank_of_stage)
+    virtual_stages_per_rank, rest = divmod(stages, groups)
+    several = (
+        virtual_stages_per_rank
+        if not rest and virtual_stages_per_rank in VIRTUAL_STAGES[name]
+        else VIRTUAL_STAGES[name][0]
+    )
+    return list(
+        schedule(name, ranks=groups, micro_batches=micro_batches, virtual_stages_per_rank=several).rank_of_stage
+    )

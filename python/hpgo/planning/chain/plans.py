@@ -45,7 +45,7 @@ class ChainStage(Record):
     >>> pair = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
     >>> last = hpgo.partition(toy, pair).stages[-1]
     >>> last.hosts, last.first, last.compute_s
-    (('machine1',), 2, 2.0)
+    (('node1',), 2, 2.0)
     """
 
     hosts: tuple[str, ...]
@@ -164,7 +164,7 @@ class ChainPlan(Record):
         ...                          activation_bytes=[8, 8], parameter_bytes=[4, 4])
         >>> pair = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
         >>> hpgo.partition(toy, pair).limit
-        'stage 2 (machine1)'
+        'stage 2 (node1)'
         """
         for number, stage in enumerate(self.stages, 1):
             if stage.interval_s == self.interval_s:
@@ -221,17 +221,17 @@ class ChainPlan(Record):
         batches = check_int("batches", batches)
         # Hosts that share a stage take batches in turns, so a batch passes one of several routes.
         routes = routes_through(counts, batches)
-        orders = along(routes, batches)
+        schedule = along(routes, batches)
         layers = [stage.layers or tuple(map(str, range(stage.first, stage.last + 1))) for stage in self.stages]
         hops = self.hops[1:-1]
         # A transfer carries several batches at once: one per port of the side with fewer hosts.
         busy_s = [hop.interval_s * min(pair) for hop, pair in zip(hops, pairwise(counts), strict=False)]
         boundary_tensors = [[BoundaryTensor(ids[-1], hop.bytes)] for ids, hop in zip(layers, hops, strict=False)]
         return program(
-            orders,
+            schedule,
             [(ids, [host]) for route in routes for ids, host in zip(layers, route, strict=True)],
             pipeline_micro_batch_size=self.batch_size,
-            global_batch_size=self.batch_size * orders.total_micro_batches,
+            global_batch_size=self.batch_size * schedule.total_micro_batches,
             nodes=(1,) * sum(counts),
             boundary_tensors=[*boundary_tensors, []] * len(routes),
             costs=Costs(

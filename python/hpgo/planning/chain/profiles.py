@@ -89,11 +89,11 @@ def task_of_profile(
     alike: dict[tuple[Device, int | None], list[str]] = {}
     # If links within a node are like those between nodes, hosts of all nodes are interchangeable.
     inner = cluster.intra != cluster.inter
-    for index, machine in enumerate(cluster.nodes):
+    for index, node in enumerate(cluster.nodes):
         # Hosts need names in reports and rules, also if the cluster file has none.
-        name = machine.name or f"machine{index}"
-        hosts = [f"{name}:{device}" for device in range(machine.count)] if machine.count > 1 else [name]
-        alike.setdefault((machine.device, index if inner and machine.count > 1 else None), []).extend(hosts)
+        name = node.name or f"node{index}"
+        hosts = [f"{name}:{device}" for device in range(node.count)] if node.count > 1 else [name]
+        alike.setdefault((node.device, index if inner and node.count > 1 else None), []).extend(hosts)
     groups = [
         HostGroup(
             device_type=device.name,
@@ -102,13 +102,13 @@ def task_of_profile(
             # Profiles are for a device of speed 1.
             time_s=[seconds / device.speed for seconds in time_s],
             port_bytes_per_s=cluster.inter.bytes_per_s,
-            machine=None if index is None else str(index),
+            node=None if index is None else str(index),
         )
         for (device, index), hosts in alike.items()
     ]
 
     def link(one: HostGroup, other: HostGroup) -> Hop:
-        inside = one.machine is not None and one.machine == other.machine
+        inside = one.node is not None and one.node == other.node
         kind = cluster.intra if inside else cluster.inter
         return Hop(kind.bytes_per_s, kind.latency_s)
 

@@ -57,7 +57,7 @@ class HostGroup:
     memory_bytes: float
     time_s: list[float]
     port_bytes_per_s: float
-    machine: str | None = None
+    node: str | None = None
     """Node of the hosts, if links within the node differ from those between nodes; None otherwise."""
 
 

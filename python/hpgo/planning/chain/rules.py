@@ -75,19 +75,19 @@ class Rules:
 
         Groups with equal ports, rules and nodes share one lookup, because thousands of hosts have few kinds.
         """
-        of_machine: dict[str | None, list[int]] = {}
+        of_node: dict[str | None, list[int]] = {}
         # For each kind of group, the index of one group and the indices of all.
         kinds: dict[object, tuple[int, list[int]]] = {}
         for index, group in enumerate(self.groups):
-            if group.machine is not None:
-                of_machine.setdefault(group.machine, []).append(index)
+            if group.node is not None:
+                of_node.setdefault(group.node, []).append(index)
             names = {group.device_type, *group.hosts}
             marks = [(line.senders in names, line.receivers in names) for line in self.links.lines]
-            kinds.setdefault((group.port_bytes_per_s, group.machine is None, *marks), (index, []))[1].append(index)
+            kinds.setdefault((group.port_bytes_per_s, group.node is None, *marks), (index, []))[1].append(index)
         rows: list[list[Hop]] = [[]] * len(self.groups)
         for first, members in kinds.values():
             # Links within a node are set below. Here, hosts count as if all were on different nodes.
-            one = replace(self.groups[first], machine=None)
+            one = replace(self.groups[first], node=None)
             row = [Hop(0.0, 0.0)] * len(self.groups)
             for other, others in kinds.values():
                 hop = self.link(one, self.groups[other])
@@ -96,7 +96,7 @@ class Rules:
             for member in members:
                 rows[member] = row.copy()
                 # Only hosts of the same node have faster links, so these few are looked up one by one.
-                for index in of_machine.get(self.groups[member].machine, []):
+                for index in of_node.get(self.groups[member].node, []):
                     rows[member][index] = self.link(self.groups[member], self.groups[index])
         return rows
 

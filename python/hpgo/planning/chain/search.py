@@ -167,8 +167,8 @@ def _solved(
     choice("objective", objective, get_args(Objective))
     check_progress(progress)
     pins, exclude = _rules("pins", pins), _rules("exclude", exclude)
-    buffers_in = check_int("buffers_in", buffers_in, least=0)
-    buffers_out = check_int("buffers_out", buffers_out, least=0)
+    buffers_in = check_int("buffers_in", buffers_in, minimum=0)
+    buffers_out = check_int("buffers_out", buffers_out, minimum=0)
     max_replicas = check_int("max_replicas", max_replicas)
     if samples_per_s is not None:
         hint = "give a positive number of samples/s"

@@ -4,6 +4,17 @@ The receiving rank measures the link's rate and requests a width. The width fall
 the current one. It rises only after a run of packets that would all have been in time with more bits. If a higher width
 fails too soon, the next attempt waits twice as long. So a link whose rate can't be measured, since it
 carries short bursts faster than streams, makes the width change ever less often.
+
+The receiving rank measures the link: the time between the arrival of a packet's header, a separate message, and of the
+rest. So a slow host is never mistaken for a slow link, and no common clock is needed. Its request takes effect two
+micro-batches later.
+
+- Down: if two of the last three packets show that the current width takes more than 90 % of the time between two
+  micro-batches, the widest that does not is used at once.
+- Up: after eight consecutive packets that would have left a quarter of that time free with more bits, the widest such
+  width is used. A link whose speed varies by less than 8 % changes the width in one direction only.
+- If a higher width fails before it has lasted as long as the wait for it, the next wait is twice as long. So a link
+  with fast bursts changes the width ever less often: in *n* packets about 2 log₂(*n* / 8) times.
 """
 
 from __future__ import annotations

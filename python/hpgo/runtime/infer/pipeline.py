@@ -46,8 +46,8 @@ class InferencePipeline(RankPipeline):
     >>> import hpgo.runtime
     >>> loss = torch.nn.functional.mse_loss
     >>> toy = hpgo.runtime.Workload([torch.nn.Tanh()], torch.zeros(2, 3), torch.zeros(2, 3), loss)
-    >>> orders = hpgo.schedule("forward_only", ranks=1, micro_batches=1)
-    >>> program = hpgo.program(orders, [(toy.layers, [0])], pipeline_micro_batch_size=2, global_batch_size=2)
+    >>> built = hpgo.schedule("forward_only", ranks=1, micro_batches=1)
+    >>> program = hpgo.program(built, [(toy.layers, [0])], pipeline_micro_batch_size=2, global_batch_size=2)
     >>> with InferencePipeline(program, toy) as pipeline:
     ...     [output.shape for output in pipeline.infer([torch.ones(2, 3), torch.ones(1, 3)])]
     [torch.Size([2, 3]), torch.Size([1, 3])]
@@ -204,7 +204,7 @@ class InferencePipeline(RankPipeline):
         is lost. Raises Preempted after SIGTERM to any rank, when all micro-batches that have entered have left.
         """
         self._check_whole()
-        most = room_of(self.program, in_flight)
+        maximum = room_of(self.program, in_flight)
         if not hasattr(batches, "__iter__") or isinstance(batches, torch.Tensor | str):
             raise ArgumentError(f"the micro-batches are {safe_repr(batches)}", "give a list of tensors, or a generator")
         if hold_samples_per_s is not None:
@@ -217,10 +217,10 @@ class InferencePipeline(RankPipeline):
                     "set device to `cpu`, or choose the bits with `quantize`",
                 )
         if data_rank is not None:
-            self._check_data_rank(check_int("data_rank", data_rank, least=0, most=self.program.world_size - 1))
+            self._check_data_rank(check_int("data_rank", data_rank, minimum=0, maximum=self.program.world_size - 1))
         if watch is not None and not callable(watch):
             raise ArgumentError(f"watch is {safe_repr(watch)}", "give a function of a Moment, or None")
-        return self._infer(batches, most, hold_samples_per_s, data_rank, watch)
+        return self._infer(batches, maximum, hold_samples_per_s, data_rank, watch)
 
     def _check_data_rank(self, data_rank: int) -> None:
         """Raise ArgumentError for a rank that holds a stage other than the first."""
@@ -302,14 +302,14 @@ def _of_stream(program: Program, micro_batches: int) -> Program:
     """Return a program of `micro_batches` forward passes of each stage, in order."""
     routes, length = routes_of(program), program.schedule.stages_per_pipeline
     if steps_together(program):
-        orders = schedule("staggered", ranks=length, micro_batches=micro_batches)
+        built = schedule("staggered", ranks=length, micro_batches=micro_batches)
     else:
-        orders = along(routes, micro_batches)
+        built = along(routes, micro_batches)
     return program_on(
-        orders,
+        built,
         [
             (program.stages[stage].layers, [host])
-            for route in routes[: len(orders.micro_batches)]
+            for route in routes[: len(built.micro_batches)]
             for stage, host in enumerate(route)
         ],
         pipeline_micro_batch_size=program.pipeline_micro_batch_size,

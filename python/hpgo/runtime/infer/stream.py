@@ -8,6 +8,31 @@ that only holds the data is placed before the first stage, and has no layers.
 
 If several hosts share a stage, they take micro-batches in turn. One host of the first stage reads the source and
 distributes micro-batches. One host of the last stage collects the outputs of the others, and yields all in order.
+
+Each rank receives a packet from the stage before, runs its layers, and fills the packet for the next stage. The number
+of places for packets is fixed: two before each stage, one in use and one to receive into, and one after it for the
+packet in transfer. The latter is free again when the receiver has posted its receive, as it starts on the packet
+before. So
+
+- a rank whose next host is slow finds no free place, and waits;
+- the wait reaches the first stage, which reads the next micro-batch only when it can start on it: a slow stage stalls
+  the source, and no queue grows;
+- with *S* stages of one host each, at most 3 *S* − 2 micro-batches are in flight: one per stage, and one sent and one
+  waiting at each of the *S* − 1 cuts.
+
+So memory depends on the plan alone. A packet holds all tensors of a micro-batch that cross the cut, with the inputs
+that later stages read. All packets keep their order, so outputs leave in the order of the inputs.
+
+No deadlock. The rank that holds the first remaining micro-batch has finished all before it, and so has every later
+rank. So the next rank has a free place, and the micro-batch moves on. The last rank never waits for its messages to the
+first.
+
+Hosts that take turns:
+
+- Places are as above: two before each computing host, and one on each connection between two hosts.
+
+There is no deadlock, for the same reason. The output rank waits for its own micro-batch only after the earlier ones
+that `--in-flight` requires have left.
 """
 
 from __future__ import annotations

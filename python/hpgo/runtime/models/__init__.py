@@ -60,7 +60,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Module of this package, its function and fixed sizes, by the name of the model."""
 _NAMED_SIZES = {"cells", "depth", "layers"}
 """Sizes that a name with a number contains, such as the 48 layers of `bert-48`. They can't be changed."""
-_MOST, _MOST_LAYERS = 2**31 - 1, 2**14
+_MAX, _MAX_LAYERS = 2**31 - 1, 2**14
 """Maximum size and maximum number of layers, which are created one by one."""
 
 
@@ -110,10 +110,10 @@ def _value(model: str, key: str, text: str, default: Any) -> Any:
         wanted = "write it alone, or `=true` or `=false`"
     elif isinstance(default, int):
         # Check the length first, since `int` refuses numbers of thousands of digits with another error.
-        most = _MOST_LAYERS if key == "layers" else _MOST
-        if text.isdecimal() and len(text) < 20 and 0 < int(text) <= most:
+        maximum = _MAX_LAYERS if key == "layers" else _MAX
+        if text.isdecimal() and len(text) < 20 and 0 < int(text) <= maximum:
             return int(text)
-        wanted = f"give a whole number from 1{f' to {most}' if text.isdecimal() else ''}"
+        wanted = f"give a whole number from 1{f' to {maximum}' if text.isdecimal() else ''}"
     else:
         try:
             if 0 <= float(text) < 1:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Sample = TypeVar("Sample")
 NAMES = ("CoLA", "ImageNet")
-_LONGEST = 512
+_MAX_LENGTH = 512
 """Maximum number of tokens that BERT accepts."""
 _LENGTH = 64
 """Number of tokens in random texts."""
@@ -144,7 +144,7 @@ def read_data(wanted: DataOptions, model: PipeEdgeRuntimeModel) -> Data:
 def _texts(wanted: DataOptions, root: Path) -> Texts:
     chosen = _chosen(sentences(root, wanted.split), wanted)
     pieces = _vocabulary(wanted.beside, root)
-    return Texts([pieces.tokens(text, most=_LONGEST) for text, _ in chosen], [label for _, label in chosen])
+    return Texts([pieces.tokens(text, maximum=_MAX_LENGTH) for text, _ in chosen], [label for _, label in chosen])
 
 
 def _pictures(wanted: DataOptions, root: Path, model: PipeEdgeRuntimeModel) -> Pictures:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hpgo.base.files import writing
 from hpgo.base.messages import pluralize
 from hpgo.errors import ArgumentError, RunError
-from hpgo.runtime.clocks import machine_name
+from hpgo.runtime.clocks import node_name
 from hpgo.runtime.infer.pipeline import InferencePipeline
 from hpgo.runtime.pipeedge.data import Noise, read_data
 from hpgo.runtime.pipeedge.models import model_named
@@ -151,7 +151,7 @@ def _infer(pipeline: InferencePipeline, rank: Rank, decided: Assignment, data: D
 
 def _folder(rank: Rank) -> Path:
     """Return the folder of the rank's tables: a subfolder if several ranks of a host have the same folder."""
-    mine = machine_name(), str(rank.monitor.resolve())
+    mine = node_name(), str(rank.monitor.resolve())
     # Paths alone can't be compared between hosts, so compare them with the host's name.
     folders: list[Any] = [None] * dist.get_world_size()
     with together("the comparison of their folders"):

@@ -19,7 +19,7 @@ class WordPieces:
     """A vocabulary of an uncased BERT model.
 
     >>> pieces = WordPieces(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "boat", "##s", "."])
-    >>> pieces.tokens("The boats float.", most=9)
+    >>> pieces.tokens("The boats float.", maximum=9)
     [2, 4, 5, 6, 1, 7, 3]
     """
 
@@ -42,6 +42,6 @@ class WordPieces:
         self._tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
         self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
 
-    def tokens(self, text: str, *, most: int) -> list[int]:
-        """Return `[CLS]`, the tokens of a text and `[SEP]`: at most `most` tokens, by cutting the end of the text."""
-        return [self._begin, *self._tokenizer.encode(text).ids[: most - 2], self._end]
+    def tokens(self, text: str, *, maximum: int) -> list[int]:
+        """Return `[CLS]`, the tokens of a text and `[SEP]`: at most `maximum` tokens; the end of the text is cut."""
+        return [self._begin, *self._tokenizer.encode(text).ids[: maximum - 2], self._end]

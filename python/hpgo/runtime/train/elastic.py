@@ -74,7 +74,7 @@ def _planned(file: str, size: int) -> str:
             "write it without `--no-embed`",
             code="mismatch",
         )
-    _check_machines(cluster, size)
+    _check_nodes(cluster, size)
     planned_s = None
     if size != cluster.devices:
         begin_s = time.perf_counter()
@@ -86,10 +86,10 @@ def _planned(file: str, size: int) -> str:
     return json.dumps([planned_s, replace(plan, alternatives=(), schedules=()).to_json(embed=False)])
 
 
-def _check_machines(cluster: Cluster, size: int) -> None:
+def _check_nodes(cluster: Cluster, size: int) -> None:
     """Raise an error unless `size` ranks are whole nodes of the cluster, no matter which."""
     # The launcher does not report which nodes are left, so all nodes must be equal.
-    kinds = {(machine.device, machine.count) for machine in cluster.nodes}
+    kinds = {(node.device, node.count) for node in cluster.nodes}
     if len(kinds) > 1:
         raise ArgumentError(
             f"the nodes of cluster `{cluster.name}` differ, but it is unknown which of them are left",

@@ -3,6 +3,23 @@
 Gradients of weights with the same holders are adjacent in buckets, so that one all-reduce sums many of them. A weight
 that the rank holds twice has one gradient: either a tied weight, or both copies in a schedule with two pipelines. All
 ranks reduce the buckets in the same order, each as soon as the last backward passes have left it.
+
+Why gradients equal the gradients of one process: Let wᵢ be the weight of sample i (1 unless the workload sets it) and
+ℓᵢ its loss. One process computes L = Σᵢ wᵢ ℓᵢ / Σᵢ wᵢ over the N samples of the global batch, and for a weight θ
+
+    ∂L/∂θ = Σᵢ cᵢ ∂ℓᵢ/∂θ,  cᵢ = wᵢ / Σⱼ wⱼ.
+
+Each sample counts once, with cᵢ. It is in one micro-batch, and there in the rows of one replica of the last stage. That
+replica adds cᵢ ℓᵢ to the root of its backward pass. Σⱼ wⱼ is reduced over the ranks before.
+
+Each replica has ∂L/∂x for its rows of its outputs. This holds for the last stage's loss. If it holds behind a stage,
+the chain rule gives it before the stage, for the rows that a replica took. Messages are copies, and the gradient of a
+value with several readers is the sum of theirs. Rows have one reader at every cut. A tensor without rows has several,
+whose parts are added at its source.
+
+A stage's replicas together have ∂L/∂θ. Each adds up Σ cᵢ ∂ℓᵢ/∂θ for its rows over its micro-batches, because layers
+treat samples independently. The rows of all replicas, and of both pipeline replicas if there are two, are all samples,
+each once. A tied weight is one θ in several layers: its gradient is the sum over all holders.
 """
 
 from __future__ import annotations

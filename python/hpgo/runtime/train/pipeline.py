@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Backend = Literal["hpgo", "torch"]
 """Implementation that transfers tensors."""
-_MOST_COMPARED = 8
+_MAX_COMPARED = 8
 """Maximum number of samples of the first batch that are used to check the loss. Not tuned."""
 _TINY = 1e-6  # added to the norm as in torch, to avoid a division by 0
 
@@ -53,8 +53,8 @@ class Pipeline(RankPipeline):
     >>> import hpgo.runtime
     >>> layers = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     >>> toy = hpgo.runtime.Workload(layers, torch.zeros(2, 3), torch.zeros(2, 1), torch.nn.functional.mse_loss)
-    >>> orders = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
-    >>> program = hpgo.program(orders, [(toy.layers, [0])], pipeline_micro_batch_size=2, global_batch_size=8)
+    >>> schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
+    >>> program = hpgo.program(schedule, [(toy.layers, [0])], pipeline_micro_batch_size=2, global_batch_size=8)
     >>> with Pipeline(program, toy, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)) as pipeline:
     ...     data = [(torch.full((3,), at / 8), torch.ones(1)) for at in range(16)]
     ...     losses = [pipeline.step(*batch) for _ in range(5) for batch in pipeline.loader(data)]
@@ -322,7 +322,7 @@ class Pipeline(RankPipeline):
         the first step, this only checks the folder. Raises RunError for a folder that can't be created, or that holds
         later steps of another run.
         """
-        check_int("every", every, least=1)
+        check_int("every", every, minimum=1)
         _check_tell(tell)
         if self._saver is None or self._saver.folder != as_path(folder, RunError):
             self._finish_saving()
@@ -398,7 +398,7 @@ class Pipeline(RankPipeline):
                 continue
             first, last = self.program.schedule.micro_batches[stage.chain]
             samples = [row + at * size for at in range(first, last) for row in stage.rows]
-            samples = samples[:: math.ceil(len(samples) / _MOST_COMPARED)]
+            samples = samples[:: math.ceil(len(samples) / _MAX_COMPARED)]
             found = remarks(
                 self.workload,
                 self._outputs,

@@ -38,7 +38,7 @@ class Saver:
         Raises RunError if the folder can't be created, or holds later steps of another run.
         """
         self.folder = as_path(folder, RunError)
-        self._keep = check_int("keep", keep, least=1)
+        self._keep = check_int("keep", keep, minimum=1)
         self._tell = _warn if tell is None else tell
         self._rank = dist.get_rank()
         self._running: threading.Thread | None = None

@@ -118,9 +118,9 @@ class TorchEngine(Actions):
             self._schedule = _Schedule(stages, n_microbatches=program.micro_batches, loss_fn=_is_given)
             # A CSV file is the form in which the runtime reads schedules.
             with tempfile.TemporaryDirectory() as folder:
-                orders = Path(folder) / "orders.csv"
-                orders.write_text("\n".join(_row(program.for_rank(rank)) for rank in ranks) + "\n", encoding="utf-8")
-                self._schedule._load_csv(str(orders))
+                schedule = Path(folder) / "schedule.csv"
+                schedule.write_text("\n".join(_row(program.for_rank(rank)) for rank in ranks) + "\n", encoding="utf-8")
+                self._schedule._load_csv(str(schedule))
 
     def step(self, batch: Batch) -> None:
         """Run all actions. Afterwards, this rank's gradients are complete, but reductions may still run."""

@@ -23,7 +23,8 @@ pub fn min_step_s(model: &LayerSums, cluster: &Cluster, settings: &Settings) -> 
 /// Returns the bound for one micro-batch size.
 pub(crate) fn min_step_of_size_s(task: &Subproblem<'_>) -> f64 {
     let fastest = task.cluster.nodes.iter().map(|node| node.speed).fold(0.0, f64::max);
-    let totals_of_shares = || task.share.iter().flatten().map(|&share| &task.totals[share as usize]);
+    let totals_of_shares =
+        || task.totals_index.iter().flatten().map(|&totals_index| &task.totals[totals_index as usize]);
     let (mut trip_s, mut max_pass_s, mut max_s) = (0.0, 0.0_f64, 0.0_f64);
     for layer in 0..task.model.layer_parameter_bytes.len() {
         // Replicas that make the forward shortest need not make the backward shortest. The sum has a minimum of its

@@ -10,8 +10,10 @@ use crate::planner::hybrid::subproblem::Subproblem;
 /// Returns the smallest device time of each layer for one micro-batch: its time multiplied by its replicas, at speed 1.
 pub(crate) fn min_work_s(task: &Subproblem<'_>) -> Vec<f64> {
     let forwards = if task.recompute { 2.0 } else { 1.0 };
-    let replica_counts: Vec<(f64, &Totals)> = (task.share.iter().zip(0_u32..))
-        .filter_map(|(share, replicas)| share.map(|share| (f64::from(replicas), &task.totals[share as usize])))
+    let replica_counts: Vec<(f64, &Totals)> = (task.totals_index.iter().zip(0_u32..))
+        .filter_map(|(totals_index, replicas)| {
+            totals_index.map(|totals_index| (f64::from(replicas), &task.totals[totals_index as usize]))
+        })
         .collect();
     (0..task.model.layer_parameter_bytes.len())
         .map(|layer| {

@@ -13,7 +13,7 @@
 //!   one. Each of these nodes passes at least what passes with the best numbers of devices `a + b <= d` that have such
 //!   fractions.
 //!
-//! Replica counts that give their devices the same share form one range, and node counts form ranges, too. Each bound
+//! Replica counts that give the same samples per replica form one range, and node counts form ranges, too. Each bound
 //! takes the end of the range at which it is lowest: few nodes reduce gradients faster, and many nodes share the
 //! traffic.
 
@@ -47,7 +47,7 @@ pub(crate) struct Links {
     pub widest: u32,
     /// Whether a stage is on one node if it fits there, and takes whole nodes otherwise.
     whole: bool,
-    /// Ranges of replicas that give their devices the same share, fewest first.
+    /// Ranges of replicas with the same samples per replica, fewest first.
     pub spans: Vec<Span>,
     /// The same replica counts in fewer ranges. Pairs of them are compared faster, and their bounds are lower.
     groups: Vec<Span>,
@@ -60,10 +60,10 @@ impl Links {
     pub(crate) fn new(task: &Subproblem<'_>, whole: bool) -> Self {
         let cluster = task.cluster.clone();
         let mut spans: Vec<(u32, Span)> = Vec::new();
-        for (replicas, share) in (0_u32..).zip(&task.share) {
-            match (*share, spans.last_mut()) {
-                (Some(share), Some((last, span))) if *last == share => span.1 = replicas,
-                (Some(share), _) => spans.push((share, (replicas, replicas))),
+        for (replicas, totals_index) in (0_u32..).zip(&task.totals_index) {
+            match (*totals_index, spans.last_mut()) {
+                (Some(totals_index), Some((last, span))) if *last == totals_index => span.1 = replicas,
+                (Some(totals_index), _) => spans.push((totals_index, (replicas, replicas))),
                 (None, _) => {}
             }
         }

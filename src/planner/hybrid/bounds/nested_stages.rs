@@ -112,7 +112,7 @@ pub(crate) struct Synced<'a> {
 
 impl<'a> Synced<'a> {
     /// Returns the reduction of the stages that end at the cut `end`, none of which is known yet. `totals` has the sums
-    /// of the share of a replica.
+    /// for the samples of a replica.
     pub(crate) fn new(
         model: &'a LayerSums,
         totals: &'a Totals,

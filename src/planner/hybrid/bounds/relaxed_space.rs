@@ -92,7 +92,7 @@ impl Relaxed {
         space
     }
 
-    /// Splits ranges of replicas that give the same share, which may raise the bound of further passes. Situations
+    /// Splits ranges of replicas with the same samples each, which may raise the bound of further passes. Situations
     /// that were reached stay valid.
     pub(crate) fn refine(&mut self) {
         self.is_fine = true;

@@ -47,7 +47,7 @@ fn pipelines() -> impl Strategy<Value = Pipeline> {
 fn stages(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<PathStage>> {
     // Sums of 64ths are exact, so the tests need little tolerance. Zero and one are frequent, so that many times are
     // equal.
-    let some_s = |least: u32, most: u32| (64 * least..64 * most).prop_map(|parts: u32| f64::from(parts) / 64.0);
+    let some_s = |min: u32, max: u32| (64 * min..64 * max).prop_map(|parts: u32| f64::from(parts) / 64.0);
     let time_s = || prop_oneof![2 => Just(0.0), 3 => Just(1.0), 3 => some_s(0, 3), 1 => some_s(3, 30)];
     let stage = (time_s(), time_s(), time_s(), time_s(), time_s(), 0_u32..4).prop_map(
         |(forward_s, backward_s, grad_reduce_s, busy_s, latency_s, max_in_flight)| PathStage {
@@ -117,7 +117,7 @@ impl Pipeline {
         let mut end_s: f64 = 0.0;
         for (rank, stage) in self.stages.iter().enumerate().rev() {
             let (mut forward_s, mut back_s) = (vec![0.0; count], vec![0.0; count]);
-            for (action, at) in schedule.orders[rank].iter().zip(times.offsets[rank]..) {
+            for (action, at) in schedule.action_lists[rank].iter().zip(times.offsets[rank]..) {
                 match action.kind {
                     Kind::Forward => forward_s[action.micro_batch as usize] = times.start_s[at],
                     _ => back_s[action.micro_batch as usize] = times.end_s[at],
@@ -193,13 +193,13 @@ proptest! {
     fn no_sum_of_a_suffix_and_the_stages_in_front_is_longer_than_the_step(pipeline in pipelines()) {
         let step_s = pipeline.simulate()[0].end_s;
         let suffixes = pipeline.suffixes((0, 0));
-        let mut least = PrefixIncrements::EMPTY_PREFIX;
+        let mut min = PrefixIncrements::EMPTY_PREFIX;
         for (split, paths) in suffixes.iter().enumerate() {
-            for (lemma, sum_s) in INCREMENTS.iter().zip(least.step_bounds_s(paths)) {
+            for (lemma, sum_s) in INCREMENTS.iter().zip(min.step_bounds_s(paths)) {
                 prop_assert!(at_most(sum_s, step_s), "{lemma} of split {split}: {sum_s} s, the step takes {step_s} s");
             }
             if let Some(stage) = pipeline.stages.get(split) {
-                least = least.behind(stage, pipeline.micro_batches);
+                min = min.behind(stage, pipeline.micro_batches);
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::cost::Memory;
 use crate::error::Result;
 use crate::planner::hybrid::{
     evaluate::{candidate_plan::CandidatePlan, plan_cost::PlanEvaluator, stage_cost::StageCost},
-    settings::{Settings, largest_max_in_flight},
+    settings::{Settings, max_fitting_in_flight},
 };
 
 /// Ranges of all stages: the smallest number in flight that keeps a stage busy, and the largest that memory allows this
@@ -48,7 +48,7 @@ pub(crate) fn ranges<'m>(
     let from_end = (1..=stages.len() as u32).rev();
     let ranges = stages.zip(from_end).map(|((memory, capacity_bytes), from_end)| {
         let (min, max) = settings.max_in_flights(from_end, micro_batches);
-        largest_max_in_flight(min, max, |max_in_flight| memory.bytes_with(max_in_flight) <= capacity_bytes)
+        max_fitting_in_flight(min, max, |max_in_flight| memory.bytes_with(max_in_flight) <= capacity_bytes)
             .map(|fitting| (min, fitting))
     });
     let mut ranges = ranges.collect::<Option<Ranges>>()?;

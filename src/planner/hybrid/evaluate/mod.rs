@@ -1,5 +1,5 @@
 //! Evaluation of plans: step time and memory of the plans of a search, of plans that a user gives, and of plans for
-//! other schedules (`orders`).
+//! other schedules (`action_lists`).
 //!
 //! `stage_cost` has the time and memory of one stage. `plan_cost` adds transfers between stages, tied weights and the
 //! simulated step. `pipeline_simulator` simulates 1F1B, eager 1F1B and GPipe without a list of actions.

@@ -10,7 +10,7 @@
 //! ```
 
 use crate::planner::hybrid::bounds::paths::PathStage;
-use crate::schedule::LONGEST_S;
+use crate::schedule::MAX_S;
 
 /// Simulator of pipelines under 1F1B, eager 1F1B and GPipe. It keeps its buffers between calls.
 #[derive(Debug, Default)]
@@ -44,7 +44,7 @@ impl PipelineSimulator {
             return_link_free_s: 0.0,
         }));
         // The range also excludes NaN.
-        let is_time = |time_s: f64| (0.0..=LONGEST_S).contains(&time_s);
+        let is_time = |time_s: f64| (0.0..=MAX_S).contains(&time_s);
         let is_valid = |PathStage { forward_s, backward_s, grad_reduce_s, busy_s, latency_s, .. }: PathStage| {
             [forward_s, backward_s, grad_reduce_s, busy_s, latency_s].into_iter().all(is_time)
         };

@@ -129,7 +129,7 @@ impl<'a> PlanEvaluator<'a> {
     fn stage(&mut self, plan: &CandidatePlan, index: usize, shared: Option<&TiedWeightCost>) -> Result<StageCost> {
         let (micro_batch, stage) = (plan.micro_batch, &plan.stages[index]);
         let replicas = stage.replicas();
-        let Some(share) = self.settings.samples_per_replica(micro_batch, replicas) else {
+        let Some(samples_per_replica) = self.settings.samples_per_replica(micro_batch, replicas) else {
             return Err(Error::argument(
                 format!(
                     "stage {index} cannot split a micro-batch of {micro_batch} over {replicas} replicas: each needs {} or \
@@ -142,17 +142,17 @@ impl<'a> PlanEvaluator<'a> {
         };
         let (model, settings) = (self.model, self.settings);
         // Few distinct numbers of samples occur, so keep their layer sums instead of computing them for each stage.
-        for samples in [share, micro_batch] {
+        for samples in [samples_per_replica, micro_batch] {
             self.totals.entry(samples).or_insert_with(|| model.totals(samples));
         }
-        let totals = &self.totals[&share];
+        let totals = &self.totals[&samples_per_replica];
         let devices = StageDevices::of(self.cluster, stage.footprint.iter().copied());
         let cuts = (stage.begin, stage.end);
         let rate = match plan.stages.get(index + 1) {
             Some(next) => transfer(self.cluster, &stage.footprint, &next.footprint),
             None => Rate::default(),
         };
-        // The replicas together send the whole micro-batch, so its bytes are taken at `micro_batch`, not at the share
+        // The replicas together send the whole micro-batch, so its bytes are taken at `micro_batch`, not at the samples
         // of one replica. The last stage sends nothing.
         let cut_bytes =
             if index + 1 < plan.stages.len() { self.totals[&micro_batch].boundary_bytes[stage.end] } else { 0.0 };
@@ -168,7 +168,7 @@ impl<'a> PlanEvaluator<'a> {
         let memory = alone.memory.with_in_flight(stage.max_in_flight);
         let held_once_bytes = shared.map_or(0.0, |shared| shared.held_once_bytes);
         Ok(StageCost {
-            share,
+            samples_per_replica,
             forward_s: alone.forward_s,
             backward_s: alone.backward_s,
             input_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.input_gradient_s)),

@@ -9,8 +9,8 @@ use crate::planner::hybrid::{bounds::paths::PathStage, settings::Settings};
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "python", derive(pyo3::IntoPyObject))]
 pub struct StageCost {
-    /// Samples of a micro-batch on the replica with the largest share.
-    pub share: u32,
+    /// Samples of a micro-batch on the replica that gets most.
+    pub samples_per_replica: u32,
     /// Forward pass of one micro-batch.
     pub forward_s: f64,
     /// Backward pass of one micro-batch, with the forward pass that recomputation repeats.
@@ -76,7 +76,7 @@ pub(crate) struct BaseCost {
 }
 
 impl BaseCost {
-    /// Returns the cost of the layers between two cuts. `totals` has the layer sums for the share of a replica.
+    /// Returns the cost of the layers between two cuts. `totals` has the layer sums for its samples.
     pub(crate) fn new(
         model: &LayerSums,
         totals: &Totals,

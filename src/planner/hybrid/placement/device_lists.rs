@@ -103,8 +103,8 @@ pub(super) fn listed(cluster: &Cluster, order: &[u32], blocks: &[usize]) -> Vec<
         let (block, rest) = order.split_at(width.min(order.len()));
         order = rest;
         let devices = |node: u32| cluster.nodes[node as usize].devices;
-        let most = block.iter().map(|&node| devices(node)).max().unwrap_or(0);
-        for turn in 0..most {
+        let max = block.iter().map(|&node| devices(node)).max().unwrap_or(0);
+        for turn in 0..max {
             listing.extend(block.iter().copied().filter(|&node| turn < devices(node)));
         }
     }

@@ -32,7 +32,7 @@ pub(crate) struct Packing<'a> {
     cuts: Vec<usize>,
     /// Node of each device, in the order in which devices are assigned.
     nodes: Vec<u32>,
-    /// Smallest replica count of each share, with the index of its sums.
+    /// Smallest replica count for each number of samples, with the index of its sums.
     splits: Vec<(u32, u32)>,
 }
 
@@ -72,12 +72,13 @@ impl<'a> Packing<'a> {
             .flat_map(|node| std::iter::repeat_n(node, all[node as usize].devices as usize))
             .collect();
         let mut splits: Vec<(u32, u32)> = Vec::new();
-        // Only the smallest count of each share is kept: more replicas take more devices and are not faster.
-        for (replicas, share) in (0_u32..).zip(&task.share) {
-            if let Some(share) = *share
-                && splits.last().is_none_or(|&(_, last)| last != share)
+        // Only the smallest count for each number of samples is kept: more replicas take more devices and are not
+        // faster.
+        for (replicas, totals_index) in (0_u32..).zip(&task.totals_index) {
+            if let Some(totals_index) = *totals_index
+                && splits.last().is_none_or(|&(_, last)| last != totals_index)
             {
-                splits.push((replicas, share));
+                splits.push((replicas, totals_index));
             }
         }
         Self { task, cuts, nodes, splits }
@@ -85,8 +86,8 @@ impl<'a> Packing<'a> {
 
     /// Returns plans that fit, for several numbers of stages, with stages that are about as short as possible.
     pub(crate) fn plans(&self, control: &Control) -> Vec<CandidatePlan> {
-        let Some(&(_, share)) = self.splits.first() else { return Vec::new() };
-        let totals = &self.task.totals[share as usize];
+        let Some(&(_, totals_index)) = self.splits.first() else { return Vec::new() };
+        let totals = &self.task.totals[totals_index as usize];
         let whole_s: f64 = totals.forward_s.last().into_iter().chain(totals.backward_s.last()).sum();
         let even_s = whole_s / f64::from(self.task.max_devices());
         // If every stage has one device, plans have many stages or long ones, so more stages are allowed.
@@ -132,17 +133,17 @@ impl<'a> Packing<'a> {
 
     /// Returns the memory that a single stage of the whole model needs, reserved memory included.
     fn one_stage_bytes(&self) -> Option<f64> {
-        let &(replicas, share) = self.splits.first()?;
-        let bytes = self.memory((0, *self.cuts.last()?), replicas, share, 1).total_bytes();
+        let &(replicas, totals_index) = self.splits.first()?;
+        let bytes = self.memory((0, *self.cuts.last()?), replicas, totals_index, 1).total_bytes();
         // The margin covers rounding of the sums.
         Some((bytes + self.task.settings.memory.reserved_bytes) * 1.01)
     }
 
     /// Returns the memory of a stage with the smallest number in flight for its distance from the end.
-    fn memory(&self, ends: (usize, usize), replicas: u32, share: u32, from_end: u32) -> Memory {
+    fn memory(&self, ends: (usize, usize), replicas: u32, totals_index: u32, from_end: u32) -> Memory {
         let task = self.task;
         let max_in_flight = task.settings.max_in_flights(from_end, task.micro_batches).0;
-        let totals = &task.totals[share as usize];
+        let totals = &task.totals[totals_index as usize];
         cost::memory(task.model, totals, &task.settings.memory, ends, replicas, max_in_flight, task.recompute)
     }
 
@@ -164,7 +165,7 @@ impl<'a> Packing<'a> {
         let mut fewest: Vec<Vec<Option<Entry>>> = vec![vec![None; last + 1]];
         fewest[0][last] = Some(Entry { used: 0, replicas: 0, next: last });
         // For each cut, the fewest devices so far. More stages are considered only if they take fewer.
-        let mut least = vec![u32::MAX; last + 1];
+        let mut min = vec![u32::MAX; last + 1];
         let mut plans = Vec::new();
         for stages in 1..=max_stages {
             let mut row: Vec<Option<Entry>> = vec![None; last + 1];
@@ -195,9 +196,9 @@ impl<'a> Packing<'a> {
                     }
                 }
             }
-            for (entry, least) in row.iter_mut().zip(&mut least) {
+            for (entry, min) in row.iter_mut().zip(&mut min) {
                 match entry {
-                    Some(found) if found.used < *least => *least = found.used,
+                    Some(found) if found.used < *min => *min = found.used,
                     Some(_) if stages > placement::PACKED_STAGES => *entry = None,
                     _ => {}
                 }
@@ -231,14 +232,14 @@ impl<'a> Packing<'a> {
     ) -> Option<usize> {
         let reserved_bytes = self.task.settings.memory.reserved_bytes;
         (split..self.splits.len()).find_map(|split| {
-            let (replicas, share) = self.splits[split];
+            let (replicas, totals_index) = self.splits[split];
             // Devices are assigned by falling memory, so the last device of the stage is the smallest.
             let &node = self.nodes.get((used + replicas) as usize - 1)?;
             let node = &self.task.cluster.nodes[node as usize];
-            let totals = &self.task.totals[share as usize];
+            let totals = &self.task.totals[totals_index as usize];
             let work_s =
                 totals.forward_s[end] - totals.forward_s[begin] + totals.backward_s[end] - totals.backward_s[begin];
-            let fits = bytes(&self.memory((begin, end), replicas, share, from_end))
+            let fits = bytes(&self.memory((begin, end), replicas, totals_index, from_end))
                 <= node.memory_bytes - reserved_bytes + extra_bytes;
             (fits && work_s <= limit_s * node.speed).then_some(split)
         })

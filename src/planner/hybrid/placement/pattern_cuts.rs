@@ -72,9 +72,10 @@ impl Patterns<'_> {
     ) -> Option<Vec<u32>> {
         let (index, task) = (task, self.tasks[task]);
         // The bisection starts from a limit below which there are no cuts: all stages are equally long, and compute at
-        // the best share.
-        let min_s = shape.stages.iter().filter_map(|stage| task.share[stage.replicas as usize]);
-        let min_s = min_s.map(|share| whole_s(task, &task.totals[share as usize])).fold(f64::INFINITY, f64::min);
+        // the best number of samples.
+        let min_s = shape.stages.iter().filter_map(|stage| task.totals_index[stage.replicas as usize]);
+        let min_s =
+            min_s.map(|totals_index| whole_s(task, &task.totals[totals_index as usize])).fold(f64::INFINITY, f64::min);
         let mut low_s =
             f64::from(task.micro_batches) * min_s / shape.stages.iter().map(|stage| stage.speed).sum::<f64>();
         if low_s * (1.0 - 1e-9) >= limit_s {
@@ -116,7 +117,7 @@ impl Patterns<'_> {
         let mut all_s: f64 = 0.0;
         for (from_end, stage) in (1..).zip((0..stages).rev()) {
             let StageDevices { replicas, speed, memory_bytes, sync } = shape.stages[stage];
-            let totals = &task.totals[task.share[replicas as usize]? as usize];
+            let totals = &task.totals[task.totals_index[replicas as usize]? as usize];
             let last = self.line[end] as usize;
             // Go back to the first cut with which the stage keeps the limit. Each stage in front needs at least one
             // layer.

@@ -125,7 +125,8 @@ impl<'a> Patterns<'a> {
         // bound.
         let mut limit_s = limit_s;
         for stages in placement::STAGE_COUNTS.into_iter().filter(|&stages| stages <= max_stages) {
-            // On clusters with many nodes each pattern takes long, so only powers of two and three times these are tried.
+            // On clusters with many nodes each pattern takes long, so only powers of two and three times these are
+            // tried.
             let is_round = stages.is_power_of_two() || (stages.is_multiple_of(3) && (stages / 3).is_power_of_two());
             let listings: Vec<usize> = (self.listings.iter().enumerate())
                 .filter(|(_, devices)| {
@@ -233,7 +234,7 @@ impl<'a> Patterns<'a> {
                 .into_iter()
                 .flat_map(|(part, of)| [devices * part / of, (devices * part).div_ceil(of)]);
             for few in parts {
-                let is_allowed = |replicas: u32| replicas > 0 && task.share[replicas as usize].is_some();
+                let is_allowed = |replicas: u32| replicas > 0 && task.totals_index[replicas as usize].is_some();
                 if !is_allowed(few) || !is_allowed(devices.saturating_sub(few)) {
                     continue;
                 }
@@ -284,7 +285,7 @@ impl<'a> Patterns<'a> {
             for replicas in replicas(task, each) {
                 want(Shares::Even(replicas));
             }
-            let is_allowed = |replicas: u32| task.share[replicas as usize].is_some();
+            let is_allowed = |replicas: u32| task.totals_index[replicas as usize].is_some();
             if !devices.is_multiple_of(stages as u32) && is_allowed(each) && is_allowed(each + 1) {
                 want(Shares::All);
             }
@@ -401,14 +402,14 @@ impl<'a> Patterns<'a> {
     }
 }
 
-/// Returns the replica counts to try: the largest allowed count up to `most`, and the smallest count with the same
+/// Returns the replica counts to try: the largest allowed count up to `max`, and the smallest count with the same
 /// share.
-fn replicas(task: &Subproblem<'_>, most: u32) -> Vec<u32> {
-    let Some(most) = (1..=most).rev().find(|&replicas| task.share[replicas as usize].is_some()) else {
+fn replicas(task: &Subproblem<'_>, max: u32) -> Vec<u32> {
+    let Some(max) = (1..=max).rev().find(|&replicas| task.totals_index[replicas as usize].is_some()) else {
         return Vec::new();
     };
-    let share = task.share[most as usize];
-    let fewest = (1..=most).find(|&replicas| task.share[replicas as usize] == share).unwrap_or(most);
-    // Fewer replicas with the same share compute equally fast, and their all-reduce is shorter.
-    if fewest < most { vec![most, fewest] } else { vec![most] }
+    let totals_index = task.totals_index[max as usize];
+    let fewest = (1..=max).find(|&replicas| task.totals_index[replicas as usize] == totals_index).unwrap_or(max);
+    // Fewer replicas with the same samples each compute equally fast, and their all-reduce is shorter.
+    if fewest < max { vec![max, fewest] } else { vec![max] }
 }

@@ -15,17 +15,17 @@ use rustc_hash::FxHashMap;
 
 use crate::cost::network::{Cluster, Node, Rate};
 
-/// Returns for each replica count whether a stage may have it. `share` holds the share of each count.
+/// Returns for each replica count whether a stage may have it. `totals_index` identifies the samples of each count.
 ///
-/// On large clusters, a stage of whole nodes takes another node only if that makes its share smaller.
-fn useful(cluster: &Cluster, share: &[Option<u32>]) -> Vec<bool> {
+/// On large clusters, a stage of whole nodes takes another node only if that lowers its samples per replica.
+fn useful(cluster: &Cluster, totals_index: &[Option<u32>]) -> Vec<bool> {
     let size = cluster.nodes.iter().map(|node| node.devices as usize).max().unwrap_or(1);
     let is_large = cluster.devices() > passes::FINE_DEVICES;
-    (share.iter().enumerate())
-        .map(|(replicas, share_now)| {
-            // Compares with the count of one node less. If the share is equal, the additional node would not speed up
-            // the stage.
-            share_now.is_some() && !(is_large && replicas > size && *share_now == share[replicas - size])
+    (totals_index.iter().enumerate())
+        .map(|(replicas, index_now)| {
+            // Compares with the count of one node less. If the samples are equal, the additional node would not speed
+            // up the stage.
+            index_now.is_some() && !(is_large && replicas > size && *index_now == totals_index[replicas - size])
         })
         .collect()
 }
@@ -171,7 +171,7 @@ impl<'a> Space<'a> {
             cost_classes: CostClasses::default(),
             exact,
             links: Links::new(task, whole),
-            allowed: useful(cluster, &task.share),
+            allowed: useful(cluster, &task.totals_index),
         };
         space.intern(start);
         space
@@ -396,24 +396,24 @@ fn every_choice(groups: &[NodeGroup], at: usize, so_far: &mut DeviceChoice, choi
     }
 }
 
-/// Adds all choices in which `nodes` nodes of group `at` give at most `most` devices each. The nodes are equal, so
+/// Adds all choices in which `nodes` nodes of group `at` give at most `max` devices each. The nodes are equal, so
 /// nodes that give more come first, and each multiset is generated once.
 fn split_group(
     groups: &[NodeGroup],
     at: usize,
     nodes: u32,
-    most: u32,
+    max: u32,
     so_far: &mut DeviceChoice,
     choices: &mut Vec<DeviceChoice>,
 ) {
-    if nodes == 0 || most == 0 {
+    if nodes == 0 || max == 0 {
         every_choice(groups, at + 1, so_far, choices);
         return;
     }
-    split_group(groups, at, nodes, most - 1, so_far, choices);
+    split_group(groups, at, nodes, max - 1, so_far, choices);
     for count in 1..=nodes {
-        so_far.push((at, most, count));
-        split_group(groups, at, nodes - count, most - 1, so_far, choices);
+        so_far.push((at, max, count));
+        split_group(groups, at, nodes - count, max - 1, so_far, choices);
         so_far.pop();
     }
 }

@@ -177,7 +177,7 @@ impl<'a> Search<'a> {
         let Some(annealing) = Annealer::new(tasks, line) else { return Ok(()) };
         let size = tasks[0].model.cuts() as u64 * u64::from(tasks[0].cluster.devices());
         // The effort grows with the problem, but has limits: a large problem gets a fixed time, not a fixed coverage.
-        let first = size.saturating_mul(time.of_cut_and_device).min(time.most).min(time.within);
+        let first = size.saturating_mul(time.of_cut_and_device).min(time.max).min(time.within);
         let all = (time.all * first).min(time.within);
         let (mut effort, control) = (first, self.control);
         let (mut spent, mut helpful) = (0, 0);
@@ -259,7 +259,7 @@ fn line_of(tasks: &[&Subproblem<'_>]) -> Option<Vec<u32>> {
 fn as_unscheduled(tasks: &[&Subproblem<'_>], plan: &CandidatePlan) -> Option<UnscheduledPlan> {
     let is_of = |task: &&Subproblem<'_>| {
         (task.micro_batch, task.recompute) == (plan.micro_batch, plan.recompute)
-            && plan.stages.iter().all(|stage| task.share[stage.replicas() as usize].is_some())
+            && plan.stages.iter().all(|stage| task.totals_index[stage.replicas() as usize].is_some())
     };
     let task = tasks.iter().position(is_of)?;
     Some(UnscheduledPlan::of(tasks[task].cluster, task, plan))

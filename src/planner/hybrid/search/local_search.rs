@@ -87,9 +87,9 @@ fn promising(stage_costs: &[StageCost], ranges: &Ranges, micro_batches: u32) -> 
     let mut labels: Vec<(Paths, Vec<u32>)> = vec![(Paths::default(), Vec::new())]; // last stage first
     // As in the main search, suffixes that agree in the number in flight of their first stage compete by dominance. The
     // beam makes this a heuristic: the result is only a set of starting points.
-    for (stage_cost, &(least, most)) in stage_costs.iter().zip(ranges).rev() {
+    for (stage_cost, &(min, max)) in stage_costs.iter().zip(ranges).rev() {
         let mut longer = Vec::new();
-        for max_in_flight in least..=most {
+        for max_in_flight in min..=max {
             let mut these: Vec<(Paths, Vec<u32>)> = Vec::new();
             for (paths, behind) in &labels {
                 // Numbers in flight never grow along the stages.
@@ -161,10 +161,10 @@ fn climb(
 /// Returns neighbors that differ in one number in flight: by one, or at an end of its range.
 fn warm_ups(plan: &CandidatePlan, ranges: &Ranges) -> Vec<Neighbour> {
     let mut plans = Vec::new();
-    for (index, &(least, most)) in ranges.iter().enumerate() {
+    for (index, &(min, max)) in ranges.iter().enumerate() {
         let now = plan.stages[index].max_in_flight;
-        let mut others = vec![most, least, now + 1, now - 1];
-        others.retain(|&max_in_flight| max_in_flight != now && (least..=most).contains(&max_in_flight));
+        let mut others = vec![max, min, now + 1, now - 1];
+        others.retain(|&max_in_flight| max_in_flight != now && (min..=max).contains(&max_in_flight));
         others.sort_unstable();
         others.dedup();
         for max_in_flight in others {
@@ -183,8 +183,8 @@ fn shifts(model: &LayerSums, plan: &CandidatePlan, ranges: &Ranges, alike: &[u32
     // A stage at its memory limit should stay at the limit after the change, even if the limit itself changes.
     let wanted: Vec<u32> = (plan.stages.iter().zip(ranges))
         .map(
-            |(stage, &(least, most))| {
-                if stage.max_in_flight == most && most > least { u32::MAX } else { stage.max_in_flight }
+            |(stage, &(min, max))| {
+                if stage.max_in_flight == max && max > min { u32::MAX } else { stage.max_in_flight }
             },
         )
         .collect();

@@ -47,14 +47,14 @@ pub(crate) struct SizeSearch<'a> {
 /// Returns for each size a lower bound on its step and the work spent on it. Bounds are cut off at `step_s`, because a
 /// higher bound proves nothing more.
 pub(crate) fn min_steps_s(sizes: &[SizeSearch<'_>], step_s: f64, control: &Control) -> Vec<(f64, u64)> {
-    let least = sizes.par_iter().map(|size| {
+    let min = sizes.par_iter().map(|size| {
         if size.bound_s >= step_s {
             return (size.bound_s, 0);
         }
         let (min_s, work) = prefix::min_step_s(&size.suffixes.task, size.suffixes.links(true), step_s, control);
         (min_s.max(size.bound_s), work)
     });
-    least.collect()
+    min.collect()
 }
 
 /// A search over all micro-batch sizes.

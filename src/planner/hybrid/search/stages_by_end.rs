@@ -9,7 +9,7 @@ use crate::planner::effort::work;
 use crate::planner::hybrid::{
     bounds::nested_stages::{Inner, Synced},
     placement::placement_space::PlacementMove,
-    settings::largest_max_in_flight,
+    settings::max_fitting_in_flight,
     subproblem::Subproblem,
 };
 
@@ -55,8 +55,8 @@ impl<'t> StagesByEnd<'t> {
         if let Some(stages) = &self.of_cost_class[at] {
             return stages.short.clone();
         }
-        let Some(share) = task.share[choice.replicas as usize] else { return Rc::default() };
-        let totals = &task.totals[share as usize];
+        let Some(totals_index) = task.totals_index[choice.replicas as usize] else { return Rc::default() };
+        let totals = &task.totals[totals_index as usize];
         let mut short = Vec::new();
         for (index, begin) in task.model.begins(end).enumerate() {
             *work += work::MAKE_STAGE;
@@ -97,11 +97,11 @@ impl<'t> StagesByEnd<'t> {
         let largest = *stages.largest[at].get_or_insert_with(|| {
             *work += work::FIT_STAGE;
             let memory = &task.settings.memory;
-            let Some(share) = task.share[choice.replicas as usize] else { return 0 };
-            let totals = &task.totals[share as usize];
+            let Some(totals_index) = task.totals_index[choice.replicas as usize] else { return 0 };
+            let totals = &task.totals[totals_index as usize];
             let held = cost::memory(task.model, totals, memory, (begin, end), choice.replicas, 1, task.recompute);
             let capacity_bytes = choice.memory_bytes - memory.reserved_bytes;
-            largest_max_in_flight(1, task.micro_batches, |max_in_flight| {
+            max_fitting_in_flight(1, task.micro_batches, |max_in_flight| {
                 held.bytes_with(max_in_flight) <= capacity_bytes
             })
             .unwrap_or(0)

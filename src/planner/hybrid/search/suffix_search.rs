@@ -162,10 +162,10 @@ impl<'a> SuffixSearch<'a> {
         moves.reverse(); // made from the last stage to the first
         // Where the number in flight is undecided, take the largest one of its range that does not grow along the
         // stages.
-        let mut most = u32::MAX;
+        let mut max = u32::MAX;
         for stage in &mut stages {
-            most = most.min(stage.max_in_flight);
-            stage.max_in_flight = most;
+            max = max.min(stage.max_in_flight);
+            stage.max_in_flight = max;
         }
         for (stage, footprint) in stages.iter_mut().zip(self.space.devices(&moves)) {
             stage.footprint = footprint;
@@ -235,8 +235,8 @@ impl<S: Placements> Pass<'_, '_, S> {
             });
         }
         let task = self.task;
-        // A stage has at least one layer, so labels are only added at smaller cuts, and the labels of a cut are complete
-        // when its turn comes.
+        // A stage has at least one layer, so labels are only added at smaller cuts, and the labels of a cut are
+        // complete when its turn comes.
         for cut in (1..=last).rev() {
             let mut ending = StagesByEnd::new(task, cut);
             let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();
@@ -281,9 +281,9 @@ impl<S: Placements> Pass<'_, '_, S> {
         if stages > self.task.settings.max_stages {
             return 0;
         }
-        let (least, most) = self.task.settings.max_in_flights(stages, self.task.micro_batches);
+        let (min, max) = self.task.settings.max_in_flights(stages, self.task.micro_batches);
         // Numbers in flight never grow along the stages, so a stage in front has at least the number of the one behind.
-        let least = least.max(label.min_in_flight);
+        let min = min.max(label.min_in_flight);
         let micro = f64::from(self.task.micro_batches);
         // On many devices, rounding makes labels equal that differ slightly. The bound stays valid, since paths only
         // get shorter.
@@ -322,13 +322,13 @@ impl<S: Placements> Pass<'_, '_, S> {
                     continue;
                 }
                 let (grad_reduce_s, largest) = ending.sync_and_max_in_flight(choice, at, &mut work);
-                if largest < least {
+                if largest < min {
                     continue;
                 }
                 // The schedule may allow fewer in flight than a stage behind already has. Then only that number is
                 // possible.
-                let largest = largest.min(most.max(least));
-                for (min_in_flight, max_in_flight) in max_in_flights_to_try(least, largest, max_values) {
+                let largest = largest.min(max.max(min));
+                for (min_in_flight, max_in_flight) in max_in_flights_to_try(min, largest, max_values) {
                     work += work::EXTEND_PATHS;
                     let stage = PathStage {
                         forward_s,
@@ -369,14 +369,14 @@ impl<S: Placements> Pass<'_, '_, S> {
     }
 }
 
-/// Returns the ranges of micro-batches in flight that a pass distinguishes, from `least` to `largest`.
+/// Returns the ranges of micro-batches in flight that a pass distinguishes, from `min` to `largest`.
 ///
 /// Each number is a range of its own, the largest first. If there are more than `max_values`, all numbers between the
-/// largest ones and `least` form one range. The paths of a range are lower bounds for each number in it
+/// largest ones and `min` form one range. The paths of a range are lower bounds for each number in it
 /// (docs/proofs.md, *Windows left open*).
-fn max_in_flights_to_try(least: u32, largest: u32, max_values: u32) -> impl Iterator<Item = (u32, u32)> {
-    let few = if largest - least < max_values { least } else { largest + 3 - max_values };
+fn max_in_flights_to_try(min: u32, largest: u32, max_values: u32) -> impl Iterator<Item = (u32, u32)> {
+    let few = if largest - min < max_values { min } else { largest + 3 - max_values };
     let each = (few..=largest).rev().map(|max_in_flight| (max_in_flight, max_in_flight));
-    let others = (few > least).then(|| [(least + 1, few - 1), (least, least)]);
+    let others = (few > min).then(|| [(min + 1, few - 1), (min, min)]);
     each.chain(others.into_iter().flatten())
 }

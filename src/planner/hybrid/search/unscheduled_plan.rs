@@ -17,7 +17,7 @@ use crate::planner::hybrid::{
         pipeline_simulator::PipelineSimulator,
         stage_cost::{BaseCost, StageDevices},
     },
-    settings::largest_max_in_flight,
+    settings::max_fitting_in_flight,
     subproblem::Subproblem,
 };
 
@@ -241,7 +241,7 @@ impl UnscheduledPlan {
     }
 }
 
-/// Key of a cached all-reduce time: cuts of the stage, share, and the bits of rate and speed.
+/// Key of a cached all-reduce time: cuts of the stage, index of its layer sums, and the bits of rate and speed.
 type SyncKey = (u32, u32, u32, [u64; 3]);
 
 /// Scores and simulates unscheduled plans. Caches all-reduce times.
@@ -284,8 +284,8 @@ impl<'a> PlanScorer<'a> {
         }
         // Numbers in flight never grow along the stages, so a stage with many forces all in front of it to have as
         // many, which may not fit there. The smallest numbers may lack less memory.
-        let least = self.path(unscheduled, limit_s, false);
-        if least.overflow < score.overflow { least } else { score }
+        let min = self.path(unscheduled, limit_s, false);
+        if min.overflow < score.overflow { min } else { score }
     }
 
     /// Returns the score of a plan whose stage costs are cached, with the largest numbers in flight if `is_eager`,
@@ -303,15 +303,15 @@ impl<'a> PlanScorer<'a> {
         for (from_end, stage) in (known as u32 + 1..).zip((0..stages - known).rev()) {
             let Some(cost) = unscheduled.costs[stage] else { return PlanScore::IMPOSSIBLE };
             let bytes = |max_in_flight| cost.memory.bytes_with(max_in_flight);
-            let (least, most) = task.settings.max_in_flights(from_end, task.micro_batches);
+            let (min, max) = task.settings.max_in_flights(from_end, task.micro_batches);
             // Numbers in flight never grow along the stages.
-            let least = least.max(suffix.max_in_flight);
+            let min = min.max(suffix.max_in_flight);
             let fits = |max_in_flight| bytes(max_in_flight) <= cost.capacity_bytes;
-            let most = if is_eager { most.max(least) } else { least };
-            let max_in_flight = largest_max_in_flight(least, most, fits).unwrap_or_else(|| {
+            let max = if is_eager { max.max(min) } else { min };
+            let max_in_flight = max_fitting_in_flight(min, max, fits).unwrap_or_else(|| {
                 // A small shortfall gets a small penalty, so that annealing can pass through plans that do not fit.
-                suffix.overflow += (bytes(least) - cost.capacity_bytes) / cost.capacity_bytes.max(1.0);
-                least
+                suffix.overflow += (bytes(min) - cost.capacity_bytes) / cost.capacity_bytes.max(1.0);
+                min
             });
             let is_last = stage + 1 == stages;
             let rate = if is_last { Rate::default() } else { self.rate(unscheduled, stage) };
@@ -364,10 +364,10 @@ impl<'a> PlanScorer<'a> {
     fn stage_cost(&mut self, unscheduled: &mut UnscheduledPlan, stage: usize) -> Option<BaseCost> {
         let task = self.tasks[unscheduled.task];
         let devices = self.devices_of(unscheduled, stage);
-        let share = if devices.replicas == 0 { None } else { task.share[devices.replicas as usize] }?;
+        let totals_index = if devices.replicas == 0 { None } else { task.totals_index[devices.replicas as usize] }?;
         let cuts = (unscheduled.cuts[stage] as usize, unscheduled.cuts[stage + 1] as usize);
-        let grad_reduce_s = self.grad_reduce_s(task, cuts, share, devices.sync, devices.speed);
-        let totals = &task.totals[share as usize];
+        let grad_reduce_s = self.grad_reduce_s(task, cuts, totals_index, devices.sync, devices.speed);
+        let totals = &task.totals[totals_index as usize];
         Some(BaseCost::new(task.model, totals, task.settings, &devices, cuts, task.recompute, grad_reduce_s))
     }
 
@@ -376,18 +376,18 @@ impl<'a> PlanScorer<'a> {
         &mut self,
         task: &Subproblem<'_>,
         (begin, end): (usize, usize),
-        share: u32,
+        totals_index: u32,
         rate: Rate,
         speed: f64,
     ) -> f64 {
         if rate == Rate::default() {
             return 0.0;
         }
-        let totals = &task.totals[share as usize];
+        let totals = &task.totals[totals_index as usize];
         let key: SyncKey = (
             begin as u32,
             end as u32,
-            task.samples[share as usize],
+            task.samples[totals_index as usize],
             [rate.s_per_byte.to_bits(), rate.latency_s.to_bits(), speed.to_bits()],
         );
         // A direct-mapped cache: a collision overwrites the old entry. It needs no bookkeeping, and its size is fixed.

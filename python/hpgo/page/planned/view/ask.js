@@ -74,7 +74,7 @@ painted((facts) => {
 // A file says by itself what it is: a plan opens, a profile or a cluster takes its place in the form.
 async function load(file) {
   const text = (await file.slice(0, 4096).text());
-  const kind = text.includes('"hpgo.plan"') ? "plan" : text.includes("hpgo_cluster") || /^\s*machines:/m.test(text) ? "cluster" : "profile";
+  const kind = text.includes('"hpgo.plan"') ? "plan" : text.includes("hpgo_cluster") || /^\s*nodes:/m.test(text) ? "cluster" : "profile";
   const answer = await fetch(kind === "plan" ? `/plans?name=${encodeURIComponent(file.name)}` : `/plan/files?kind=${kind}&name=${encodeURIComponent(file.name)}`, { method: "POST", body: file });
   const said = await answer.text();
   if (!answer.ok) {

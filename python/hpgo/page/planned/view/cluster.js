@@ -1,13 +1,13 @@
 // Stages on the cluster: each device has the colour of its stage, and links say what crosses them.
-const placed = { machines: "", devices: [] };
+const placed = { nodes: "", devices: [] };
 // Whether devices are being given to the chosen stage, and which was the last.
 const giving = { on: false, last: null };
 
 paintedAfter((facts) => {
   // Devices stay from one change to the next: there may be thousands, and few change.
-  const machines = JSON.stringify(facts.machines);
-  if (machines !== placed.machines) buildMachines(facts);
-  placed.machines = machines;
+  const nodes = JSON.stringify(facts.nodes);
+  if (nodes !== placed.nodes) buildNodes(facts);
+  placed.nodes = nodes;
   const groupOf = new Map();
   facts.groups.forEach((group, at) => numbersOf(group.devices).forEach((device) => groupOf.set(device, at)));
   placed.devices.forEach((button, number) => {
@@ -33,7 +33,7 @@ function choosing(on) {
 
 function paintGiving() {
   const own = new Set(giving.on ? state.stages[state.selected].devices : []);
-  byId("machines").classList.toggle("giving", giving.on);
+  byId("nodes").classList.toggle("giving", giving.on);
   placed.devices.forEach((button, number) => (giving.on ? button.setAttribute("aria-pressed", own.has(number)) : button.removeAttribute("aria-pressed")));
   byId("giving").hidden = !giving.on;
   put(byId("giving"), giving.on ? [
@@ -64,15 +64,15 @@ function deviceWords(number) {
   return { title: `device ${number}`, rows: group.stages.length === 1 ? [...rows, ...facts.stages[group.stages[0]].said.slice(2, 6)] : rows };
 }
 
-function buildMachines(facts) {
-  const count = facts.machines.reduce((sum, machine) => sum + machine.count, 0);
+function buildNodes(facts) {
+  const count = facts.nodes.reduce((sum, node) => sum + node.count, 0);
   const size = count <= 32 ? 34 : count <= 144 ? 25 : 13;
   placed.devices = alike(Array.from({ length: count }, (_, number) => lights(
     make("button", { type: "button", class: "device", "data-key": `device-${number}`, "data-device": number, "data-stages": "none" }), () => deviceWords(number))));
-  const machines = facts.machines.map((machine) => make("div", { class: "machine" },
-    make("p", {}, size > 13 ? `${machine.name}: ${machine.count} × ${machine.device}` : machine.name.replace("machine ", "")),
-    make("div", { class: "devices" }, ...placed.devices.slice(machine.first, machine.first + machine.count))));
-  const box = make("div", { id: "machines", class: `machines${size === 13 ? " small" : ""}`, role: "group", "aria-label": "Devices", style: { "--size": `${size}px` } }, ...machines);
+  const nodes = facts.nodes.map((node) => make("div", { class: "node" },
+    make("p", {}, size > 13 ? `${node.name}: ${node.count} × ${node.device}` : node.name.replace("node ", "")),
+    make("div", { class: "devices" }, ...placed.devices.slice(node.first, node.first + node.count))));
+  const box = make("div", { id: "nodes", class: `nodes${size === 13 ? " small" : ""}`, role: "group", "aria-label": "Devices", style: { "--size": `${size}px` } }, ...nodes);
   box.addEventListener("click", (event) => {
     const button = event.target.closest(".device");
     if (button && giving.on) give(Number(button.dataset.device), event.shiftKey);
@@ -85,7 +85,7 @@ function paintLinks(facts) {
   const links = facts.links.map((link) => make("li", { "data-stages": `${link.from} ${link.to}` },
     make("span", {}, `stage ${link.from} → ${link.to}`),
     make("span", { class: "meter", title: `busy for ${percent(link.busy)} of the step` }, make("i", { style: { width: `${100 * Math.min(1, link.busy)}%` } })),
-    make("span", {}, `${[link.bytes, link.time].filter(Boolean).join(" in ")} ${link.rate ? `at ${link.rate}, ` : ""}${link.between_machines ? "between nodes" : "within a node"}`)));
+    make("span", {}, `${[link.bytes, link.time].filter(Boolean).join(" in ")} ${link.rate ? `at ${link.rate}, ` : ""}${link.between_nodes ? "between nodes" : "within a node"}`)));
   put(
     byId("sent"),
     facts.rates.length ? make("p", { class: "rates" }, "Links: ", facts.rates.map(([where, rate]) => `${rate} ${where}`).join("; "), ".") : null,

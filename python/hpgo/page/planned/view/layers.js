@@ -1,17 +1,17 @@
 // The model as a row of layers above its stages: width is time, height is memory.
-const MOST_BLOCKS = 400;
+const MAX_BLOCKS = 400;
 
 painted((facts) => {
   const columns = facts.layers;
   const timed = columns.forward_s.length > 0;
   const time = (layer) => (timed ? columns.forward_s[layer] + columns.backward_s[layer] : 1);
-  const per = Math.ceil(columns.names.length / MOST_BLOCKS);
+  const per = Math.ceil(columns.names.length / MAX_BLOCKS);
   const all = state.stages.flatMap(({ layers }, stage) => Array.from({ length: Math.ceil(layers.length / per) }, (_, at) => {
     const some = layers.slice(per * at, per * at + per);
     return { layers: some, stage, width: some.reduce((sum, layer) => sum + time(layer), 0), high: timed ? Math.max(...some.map((layer) => columns.held_bytes[layer])) : 0 };
   }));
   const total = all.reduce((sum, { width }) => sum + width, 0) || 1;
-  const { top, most } = scaleOf(all);
+  const { top, maximum } = scaleOf(all);
   state.edges = [0];
   let before = 0;
   const blocks = all.map((one, at) => {
@@ -20,7 +20,7 @@ painted((facts) => {
     if (all[at + 1]?.stage !== one.stage) state.edges.push(before / total);
     return box;
   });
-  byId("scale").textContent = timed ? `width is time, height is memory, here up to ${bytes(top)} a layer${most > top ? `; a bar with a gap holds more, up to ${bytes(most)}` : ""}` : "";
+  byId("scale").textContent = timed ? `width is time, height is memory, here up to ${bytes(top)} a layer${maximum > top ? `; a bar with a gap holds more, up to ${bytes(maximum)}` : ""}` : "";
 
   function block({ layers, stage, width, high }, left) {
     const name = layers.length > 1 ? `${columns.names[layers[0]]} … ${columns.names[layers.at(-1)]}` : columns.names[layers[0]];
@@ -67,9 +67,9 @@ function scaleOf(blocks) {
     let sum = 0;
     return rising.find(({ width }) => (sum += width) >= share * total)?.high ?? 0;
   };
-  const most = rising.at(-1).high;
-  const top = Math.min(highest(0.95), 3 * highest(0.5)) || most || 1;
-  return most > 2 * top ? { top, most } : { top: most || 1, most: most || 1 };
+  const maximum = rising.at(-1).high;
+  const top = Math.min(highest(0.95), 3 * highest(0.5)) || maximum || 1;
+  return maximum > 2 * top ? { top, maximum } : { top: maximum || 1, maximum: maximum || 1 };
 }
 
 // What a stage is called where it has so many pixels.
@@ -85,7 +85,7 @@ function select(stage) {
 // For numbers that the server did not put into words; those of single layers.
 function scaled(value, units) {
   if (!value) return `0 ${units[0][1]}`;
-  const [factor, unit] = units.find(([least]) => value >= least) ?? units.at(-1);
+  const [factor, unit] = units.find(([minimum]) => value >= minimum) ?? units.at(-1);
   return `${Number((value / factor).toPrecision(3))} ${unit}`;
 }
 const seconds = (value) => scaled(value, [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]]);

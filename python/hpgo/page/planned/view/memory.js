@@ -11,7 +11,7 @@ function strips(into, label, rows, after) {
 const groupName = (group) => (group.stages.length > 4 ? `stages ${group.stages[0]}…${group.stages.at(-1)}` : `stage${group.stages.length > 1 ? "s" : ""} ${group.stages.join(", ")}`);
 
 paintedAfter((facts) => {
-  const most = Math.max(...facts.groups.map((group) => Math.max(group.total_bytes, group.capacity_bytes))) || 1;
+  const maximum = Math.max(...facts.groups.map((group) => Math.max(group.total_bytes, group.capacity_bytes))) || 1;
   strips(byId("memory"), "Memory", facts.groups.map((group, at) => {
     const strip = make("button", {
       type: "button", class: `strip${group.fits ? "" : " over"}`, "data-key": `memory-${at}`, "data-stages": group.stages.join(" "),
@@ -19,8 +19,8 @@ paintedAfter((facts) => {
     },
     make("span", { class: "name" }, groupName(group)),
     make("span", { class: "stack" },
-      ...group.terms.map((term) => make("i", { class: `fill is-${term.name}${term.bytes ? "" : " nothing"}`, style: { width: `${(100 * term.bytes) / most}%` } })),
-      make("span", { class: "cap", style: { left: `calc(${(100 * group.capacity_bytes) / most}% - 2px)` } })),
+      ...group.terms.map((term) => make("i", { class: `fill is-${term.name}${term.bytes ? "" : " nothing"}`, style: { width: `${(100 * term.bytes) / maximum}%` } })),
+      make("span", { class: "cap", style: { left: `calc(${(100 * group.capacity_bytes) / maximum}% - 2px)` } })),
     make("span", { class: `amount${group.fits ? "" : " bad"}` }, group.fits ? `${group.total} of ${group.capacity}` : group.free));
     return lights(strip, () => ({ title: `${groupName(group)}: devices ${group.name}`, rows: [...group.terms.map((term) => [term.name, term.text]), ["all", `${group.total} of ${group.capacity}`], ["free", group.free]] }));
   }), [legend([["weights", "weights"], ["gradients", "gradients"], ["optimizer", "optimizer"], ["activations", "activations"], ["buffers", "buffers"], ["line", "the device's memory"]])]);

@@ -37,7 +37,7 @@ function draw(text) {
   }
   stepOf.shadow.innerHTML = `<style>${LIGHTING}</style>${text}`;
   const svg = stepOf.shadow.querySelector("svg");
-  svg.append(make("svg:g", { id: "near" }), ...svg.querySelectorAll(".chunk, .number")); // which stay above what is lit
+  svg.append(make("svg:g", { id: "near" }), ...svg.querySelectorAll(".virtual_stage, .number")); // which stay above what is lit
   stepOf.host.setAttribute("aria-label", `Timeline. ${svg.querySelector("desc")?.textContent ?? ""} Arrow keys go from action to action.`);
   if (state.offline) svg.style.minWidth = "640px"; // it was drawn for a wide page
   Object.assign(stepOf, { actions: null, at: -1 });

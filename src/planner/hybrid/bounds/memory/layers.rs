@@ -40,10 +40,11 @@ impl Conditions<'_> {
         let mut sums = vec![0.0; min_sizes.len() * bounds::EPSILONS.len()];
         for (layer, &parameter_bytes) in model.layer_parameter_bytes.iter().enumerate() {
             let mut min_counts = vec![f64::INFINITY; sums.len()];
-            for &(min_replicas, max_replicas, share) in &self.replica_ranges {
+            for &(min_replicas, max_replicas, totals_index) in &self.replica_ranges {
                 // Leave out receive and send buffers, since they depend on the cuts. The result is a lower bound.
                 let weights_bytes = parameter_bytes * self.bytes_per_weight_byte(max_replicas) * (1.0 - ROUNDING);
-                let saved_bytes = in_flight * self.task.totals[share].layer_saved_bytes[layer] * (1.0 - ROUNDING);
+                let saved_bytes =
+                    in_flight * self.task.totals[totals_index].layer_saved_bytes[layer] * (1.0 - ROUNDING);
                 let held_bytes = weights_bytes + saved_bytes;
                 if self.capacity_bytes(held_bytes, min_replicas).is_none() {
                     continue;

@@ -150,7 +150,7 @@ struct Conditions<'a> {
     schedules: Schedules,
     /// Pairs `(capacity_bytes, devices)`: the number of devices with at least this free memory, by rising capacity.
     capacities: Vec<(f64, u32)>,
-    /// Triples `(min_replicas, max_replicas, totals)`: replica counts with the same share, and the index of its layer
+    /// Triples `(min_replicas, max_replicas, totals)`: replica counts with the same samples, and the index of its layer
     /// sums.
     replica_ranges: Vec<(u32, u32, usize)>,
 }
@@ -173,11 +173,11 @@ impl<'a> Conditions<'a> {
         }
         capacities.reverse();
         let mut replica_ranges: Vec<(u32, u32, usize)> = Vec::new();
-        for (replicas, share) in (0_u32..).zip(&task.share) {
-            let Some(share) = share.map(|share| share as usize) else { continue };
+        for (replicas, totals_index) in (0_u32..).zip(&task.totals_index) {
+            let Some(totals_index) = totals_index.map(|totals_index| totals_index as usize) else { continue };
             match replica_ranges.last_mut() {
-                Some((_, max_replicas, last)) if *last == share => *max_replicas = replicas,
-                _ => replica_ranges.push((replicas, replicas, share)),
+                Some((_, max_replicas, last)) if *last == totals_index => *max_replicas = replicas,
+                _ => replica_ranges.push((replicas, replicas, totals_index)),
             }
         }
         Self { task, schedules, capacities, replica_ranges }

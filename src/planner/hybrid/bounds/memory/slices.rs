@@ -110,7 +110,7 @@ impl Slices {
     }
 
     /// Returns a lower bound on the activations that all layers save, in the proportions of the smallest batch size of
-    /// the profile. `totals` has the sums of a share.
+    /// the profile. `totals` has the sums for the samples of a replica.
     fn saved_bytes(&self, totals: &Totals) -> f64 {
         let ratios = totals.layer_saved_bytes.iter().zip(&self.layer_saved_bytes);
         let ratios = ratios.filter(|&(_, &first)| first > 0.0).map(|(bytes, first)| bytes / first);
@@ -120,7 +120,7 @@ impl Slices {
 
     /// Returns a lower and an upper bound, for each slice, on the bytes that all layers below its cuts hold.
     ///
-    /// Each byte of weights counts `of_weight` bytes, and each saved byte of the share with these `totals` counts
+    /// Each byte of weights counts `of_weight` bytes, and each saved byte of a replica with these `totals` counts
     /// `of_saved`. The upper bounds never fall from slice to slice.
     pub(crate) fn held_bytes(&self, of_weight: f64, of_saved: f64, totals: &Totals) -> (Vec<f64>, Vec<f64>) {
         let weights_bytes = of_weight * self.weights_bytes;

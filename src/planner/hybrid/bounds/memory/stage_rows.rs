@@ -52,7 +52,7 @@ impl Ends<'_> {
     }
 
     /// Returns a lower and an upper bound, for each end, on the bytes that all layers below it hold. Each byte of
-    /// weights counts `of_weight` bytes, and each saved byte of the share with these `totals` counts `of_saved`.
+    /// weights counts `of_weight` bytes, and each saved byte of a replica with these `totals` counts `of_saved`.
     pub(super) fn held_bytes(&self, of_weight: f64, of_saved: f64, totals: &Totals) -> (Vec<f64>, Vec<f64>) {
         match self {
             Self::Cuts(model) => {
@@ -194,9 +194,10 @@ impl Conditions<'_> {
         let of_weight = minimum(&mut self.replica_ranges.iter().map(|&(min_replicas, max_replicas, _)| {
             f64::from(min_replicas) * self.bytes_per_weight_byte(max_replicas)
         }));
-        let first = |share: usize| &self.task.totals[share].layer_saved_bytes;
-        let of_saved = minimum(&mut self.replica_ranges.iter().map(|&(min_replicas, _, share)| {
-            let ratios = first(share).iter().zip(first(self.replica_ranges[0].2)).filter(|&(_, &first)| first > 0.0);
+        let first = |totals_index: usize| &self.task.totals[totals_index].layer_saved_bytes;
+        let of_saved = minimum(&mut self.replica_ranges.iter().map(|&(min_replicas, _, totals_index)| {
+            let ratios =
+                first(totals_index).iter().zip(first(self.replica_ranges[0].2)).filter(|&(_, &first)| first > 0.0);
             f64::from(min_replicas) * minimum(&mut ratios.map(|(bytes, first)| bytes / first))
         }));
         (of_weight, if of_saved.is_finite() { of_saved } else { 0.0 })
@@ -208,8 +209,8 @@ impl Conditions<'_> {
         let in_flight = self.in_flight(from_end);
         let of_saved = if self.task.recompute { 1.0 } else { f64::from(in_flight) };
         let held_bytes = (self.replica_ranges.iter())
-            .map(|&(_, max_replicas, share)| {
-                ends.held_bytes(self.bytes_per_weight_byte(max_replicas), of_saved, &self.task.totals[share])
+            .map(|&(_, max_replicas, totals_index)| {
+                ends.held_bytes(self.bytes_per_weight_byte(max_replicas), of_saved, &self.task.totals[totals_index])
             })
             .collect();
         let (front_bytes, _) =
@@ -237,8 +238,8 @@ impl Conditions<'_> {
         let is_small = |begin: usize, range: usize, capacity_bytes: f64| match level.ends {
             Ends::Slices(_) => growing_bytes(begin, range) <= capacity_bytes,
             Ends::Cuts(_) => {
-                let (_, max_replicas, share) = self.replica_ranges[range];
-                let totals = &self.task.totals[share];
+                let (_, max_replicas, totals_index) = self.replica_ranges[range];
+                let totals = &self.task.totals[totals_index];
                 let stage = (begin, end);
                 cost::memory(model, totals, &settings.memory, stage, max_replicas, level.in_flight, recompute)
                     .total_bytes()

@@ -10,7 +10,7 @@ use super::replica_buckets::{BucketUsage, ReplicaBucket};
 use crate::cost;
 use crate::planner::hybrid::{
     bounds::nested_stages::{Inner, Synced},
-    settings::largest_max_in_flight,
+    settings::max_fitting_in_flight,
 };
 use std::sync::Arc;
 
@@ -106,10 +106,10 @@ impl TableBuilder<'_> {
     /// one does not fit.
     pub(super) fn fitting_in_flight(&self, bucket: &ReplicaBucket, usage: &BucketUsage, stage: (usize, usize)) -> u32 {
         let task = self.task;
-        let totals = &task.totals[bucket.share as usize];
+        let totals = &task.totals[bucket.totals_index as usize];
         let held =
             cost::memory(task.model, totals, &task.settings.memory, stage, bucket.max_replicas, 1, task.recompute);
-        largest_max_in_flight(1, task.micro_batches, |max_in_flight| {
+        max_fitting_in_flight(1, task.micro_batches, |max_in_flight| {
             held.bytes_with(max_in_flight) <= usage.memory_bytes
         })
         .unwrap_or(0)
@@ -146,7 +146,7 @@ impl TableBuilder<'_> {
     pub(super) fn group_pair(&self, to: usize, bucket: &ReplicaBucket, ends: &[StagesEndingAt]) -> GroupPair {
         let task = self.task;
         let (model, micro_batches) = (task.model, f64::from(task.micro_batches));
-        let totals = &task.totals[bucket.share as usize];
+        let totals = &task.totals[bucket.totals_index as usize];
         let overlap = task.settings.overlap_sync;
         let mut minima = GroupPair::new(to + 1, bucket);
         let fastest = bucket.usages.iter().map(|usage| usage.speed).fold(0.0, f64::max);

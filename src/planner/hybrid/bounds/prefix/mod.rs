@@ -137,7 +137,7 @@ impl PrefixBounds {
     }
 }
 
-/// Returns the time of each layer for one micro-batch at speed 1. `totals` has the sums of the share of a replica.
+/// Returns the time of each layer for one micro-batch at speed 1. `totals` has the sums for a replica.
 fn layers_s(task: &Subproblem<'_>, totals: &Totals) -> Vec<f64> {
     let forwards = if task.recompute { 2.0 } else { 1.0 };
     let both = totals.layer_forward_s.iter().zip(&totals.layer_backward_s);

@@ -10,7 +10,7 @@ use crate::planner::hybrid::{bounds::device_classes::DeviceClass, subproblem::Su
 /// Replica counts that give their devices about the same samples of a micro-batch.
 pub(super) struct ReplicaBucket {
     /// Index into `Subproblem::totals` of the layer sums at the largest count, the shortest of the bucket.
-    pub(super) share: u32,
+    pub(super) totals_index: u32,
     /// Smallest count, which leaves most devices to other stages and has the shortest all-reduce.
     pub(super) min_replicas: u32,
     /// Largest count, which has the shortest transfers and the smallest shards of the optimizer.
@@ -59,19 +59,19 @@ impl BucketUsage {
 
 impl ReplicaBucket {
     /// Returns the buckets of a subproblem. Replica counts of one bucket differ by at most the factor `max_ratio`,
-    /// unless they give the same share.
+    /// unless they give the same samples.
     pub(super) fn all(task: &Subproblem<'_>, classes: &[(DeviceClass, Vec<(u32, u32)>)], max_ratio: f64) -> Vec<Self> {
         let mut buckets: Vec<Self> = Vec::new();
-        for (count, share) in (0_u32..).zip(&task.share) {
-            let Some(share) = *share else { continue };
+        for (count, totals_index) in (0_u32..).zip(&task.totals_index) {
+            let Some(totals_index) = *totals_index else { continue };
             match buckets.last_mut() {
-                Some(bucket) if bucket.share == share => bucket.max_replicas = count,
+                Some(bucket) if bucket.totals_index == totals_index => bucket.max_replicas = count,
                 // Work of the largest count on the devices of the smallest: both only lower the bound.
                 Some(bucket) if f64::from(count) <= max_ratio * f64::from(bucket.min_replicas) => {
-                    (bucket.max_replicas, bucket.share) = (count, share);
+                    (bucket.max_replicas, bucket.totals_index) = (count, totals_index);
                 }
                 _ => buckets.push(Self {
-                    share,
+                    totals_index,
                     min_replicas: count,
                     max_replicas: count,
                     usages: Vec::new(),

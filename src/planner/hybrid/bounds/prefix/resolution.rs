@@ -102,7 +102,7 @@ impl TableBuilder<'_> {
         }
         let mut buckets = std::mem::take(&mut self.buckets);
         for bucket in &mut buckets {
-            let each_s = layers_s(self.task, &self.task.totals[bucket.share as usize]);
+            let each_s = layers_s(self.task, &self.task.totals[bucket.totals_index as usize]);
             let times = each_s.iter().zip(&self.min_s).filter(|(_, min_s)| **min_s > 0.0);
             bucket.min_slowdown = times.map(|(each_s, min_s)| each_s / min_s).reduce(f64::min).unwrap_or(1.0);
             bucket.adjacencies = bucket.find_adjacencies(links, self.placement_cases);
@@ -133,7 +133,7 @@ impl TableBuilder<'_> {
             let (lowest, highest) = self.axes.device_levels.of_group[to];
             let end = groups[to][0];
             for bucket in &self.buckets {
-                let totals = &self.task.totals[bucket.share as usize];
+                let totals = &self.task.totals[bucket.totals_index as usize];
                 for usage in bucket.usages.iter().filter(|usage| usage.first_level.max(lowest) <= highest) {
                     for from in (0..to).rev() {
                         let begin = groups[from][groups[from].len() - 1];
@@ -151,7 +151,7 @@ impl TableBuilder<'_> {
         (work * every + model.pairs() * self.buckets.len()) as f64
     }
 
-    /// Returns whether a stage works for less than the threshold by itself. `totals` has the sums of its share.
+    /// Returns whether a stage works for less than the threshold by itself. `totals` has the sums for its samples.
     pub(super) fn is_short(&self, totals: &Totals, speed: f64, begin: usize, end: usize) -> bool {
         let forwards = if self.task.recompute { 2.0 } else { 1.0 };
         let work_s = forwards * (totals.forward_s[end] - totals.forward_s[begin])
@@ -200,7 +200,7 @@ impl TableBuilder<'_> {
         let micro_batches = f64::from(task.micro_batches);
         let every = (task.model.pairs() * self.buckets.len()).div_ceil(tables::WORK_SAMPLE).max(1);
         self.buckets.iter().any(|bucket| {
-            let totals = &task.totals[bucket.share as usize];
+            let totals = &task.totals[bucket.totals_index as usize];
             (1..task.model.cuts()).step_by(every).any(|end| {
                 task.model.begins(end).any(|begin| {
                     let begin = begin as usize;

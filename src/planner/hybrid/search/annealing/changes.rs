@@ -141,8 +141,8 @@ impl Annealer<'_> {
     fn hand_over_everywhere(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let Some((from, to)) = two_stages(plan, random) else { return false };
         // Stages spread over many nodes would need one change per node, each of which alone may be worse.
-        let least = plan.row(from).iter().copied().filter(|&count| count > 0).min().unwrap_or(0);
-        let count = if random.is_heads() { 1 } else { 1 + random.below(least as usize) as u32 };
+        let min = plan.row(from).iter().copied().filter(|&count| count > 0).min().unwrap_or(0);
+        let count = if random.is_heads() { 1 } else { 1 + random.below(min as usize) as u32 };
         let mut is_changed = false;
         for node in 0..plan.free.len() {
             if plan.row(from)[node] >= count && plan.row(from)[node] > 0 {

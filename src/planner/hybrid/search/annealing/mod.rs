@@ -148,7 +148,7 @@ impl<'a> Annealer<'a> {
             let before_s = path_s;
             for first in 1..plan.stages() {
                 // A bottleneck often is a run of equal stages. Moving one cut of it helps only if the others follow.
-                for last in first..plan.stages().min(first + annealing::LONGEST_RUN) {
+                for last in first..plan.stages().min(first + annealing::MAX_RUN) {
                     for (distance, is_ahead) in [(1, true), (1, false), (2, true), (2, false)] {
                         while self.shift_run(&mut next, (first, last), distance, is_ahead) {
                             tried += 1;
@@ -184,10 +184,9 @@ impl<'a> Annealer<'a> {
     ) {
         // Few chains that make progress are better than many that do not.
         let steps = plans.first().map_or(1, |plan| effort / step_cost(plan));
-        let most =
-            ((steps / annealing::CHANGES_PER_CHAIN) as usize).clamp(annealing::MIN_CHAINS, annealing::MAX_CHAINS);
+        let max = ((steps / annealing::CHANGES_PER_CHAIN) as usize).clamp(annealing::MIN_CHAINS, annealing::MAX_CHAINS);
         let mut chains: Vec<AnnealingChain> = (0..)
-            .zip(plans.into_iter().take(most))
+            .zip(plans.into_iter().take(max))
             .map(|(number, now)| AnnealingChain { number, now, best: None })
             .collect();
         // Each round halves the chains, and the effort of a round is the same for all rounds.

@@ -1,6 +1,6 @@
 //! Starting points of the search for virtual stages: micro-batch sizes, groups of devices, and balanced cuts.
 
-use crate::planner::effort::orders as effort;
+use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::Settings;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(super) struct Shape {
     pub(super) micro_batch: u32,
     pub(super) recompute: bool,
     /// Number of stages per device.
-    pub(super) chunks: u32,
+    pub(super) virtual_stages_per_rank: u32,
     /// All devices, in the order in which groups take them.
     pub(super) line: Arc<[u32]>,
     /// Initial number of devices of each group.
@@ -58,8 +58,8 @@ fn lines(cluster: &Cluster) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for nodes in orders {
         let in_turn: Vec<u32> = nodes.iter().flat_map(|(node, begin)| *begin..begin + node.devices).collect();
-        let most = nodes.iter().map(|(node, _)| node.devices).max().unwrap_or(0);
-        let scattered = (0..most)
+        let max = nodes.iter().map(|(node, _)| node.devices).max().unwrap_or(0);
+        let scattered = (0..max)
             .flat_map(|at| nodes.iter().filter(move |(m, _)| at < m.devices).map(move |(_, begin)| begin + at))
             .collect();
         for (devices, is_scattered) in [(in_turn, false), (scattered, true)] {
@@ -88,7 +88,7 @@ pub(super) fn shapes(
     cluster: &Cluster,
     settings: &Settings,
     family: &Family,
-    (chunks, sizes): (&[u32], &[u32]),
+    (virtual_stages_per_rank, sizes): (&[u32], &[u32]),
     layers: usize,
 ) -> Vec<Shape> {
     let devices = cluster.devices();
@@ -99,9 +99,12 @@ pub(super) fn shapes(
     for &micro_batch in sizes {
         let micro_batches = settings.global_batch / micro_batch;
         for ranks in depths(devices, layers as u32) {
-            for &chunks in chunks {
-                let stages = u64::from(ranks) * u64::from(chunks);
-                let request = Request { chunks: Some(chunks), ..Request::new(ranks, micro_batches) };
+            for &virtual_stages_per_rank in virtual_stages_per_rank {
+                let stages = u64::from(ranks) * u64::from(virtual_stages_per_rank);
+                let request = Request {
+                    virtual_stages_per_rank: Some(virtual_stages_per_rank),
+                    ..Request::new(ranks, micro_batches)
+                };
                 // Reject shapes without cuts, and shapes with more actions than are simulated.
                 if stages > layers as u64
                     || stages > u64::from(settings.max_stages)
@@ -118,7 +121,7 @@ pub(super) fn shapes(
                         shapes.extend(settings.recompute.iter().map(|&recompute| Shape {
                             micro_batch,
                             recompute,
-                            chunks,
+                            virtual_stages_per_rank,
                             line: Arc::clone(&line.devices),
                             replicas: replicas.clone(),
                         }));
@@ -131,9 +134,9 @@ pub(super) fn shapes(
 }
 
 /// Returns the numbers of groups worth trying: powers of two, and divisors of the number of devices.
-fn depths(devices: u32, most: u32) -> Vec<u32> {
-    let most = most.min(devices);
-    (2..=most).filter(|&ranks| ranks.is_power_of_two() || devices.is_multiple_of(ranks)).collect()
+fn depths(devices: u32, max: u32) -> Vec<u32> {
+    let max = max.min(devices);
+    (2..=max).filter(|&ranks| ranks.is_power_of_two() || devices.is_multiple_of(ranks)).collect()
 }
 
 /// Returns the numbers of devices per group that are tried: the largest equal number that can share a micro-batch, one

@@ -4,7 +4,7 @@
 //! They run on cuts that suit 1F1B: the best ones for each pipeline depth and each promising micro-batch size. Each is
 //! simulated, and the shortest step that fits is the result. Other cuts may be better, so there is no bound.
 
-use crate::planner::effort::orders as effort;
+use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::{self, CandidatePlan, PlanEvaluator, Settings, StageCost, WarmUp};
 use rayon::prelude::*;
 
@@ -50,7 +50,7 @@ impl Cuts {
 
 /// Returns the plans in `first`, and the best plans of 1F1B for each depth and each promising micro-batch size.
 pub(super) fn cuts(problem: &Problem<'_>, first: &[CandidatePlan], near_size: u32, control: &Control) -> Vec<Cuts> {
-    let settings = Settings { warm_up: WarmUp::Least, ..problem.settings.clone() };
+    let settings = Settings { warm_up: WarmUp::Min, ..problem.settings.clone() };
     let each = near_sizes(&settings.pipeline_micro_batch_sizes, near_size)
         .into_iter()
         .map(|size| Settings { pipeline_micro_batch_sizes: vec![size], ..settings.clone() });
@@ -68,7 +68,7 @@ pub(super) fn sparest(problem: &Problem<'_>, control: &Control) -> Vec<Cuts> {
     let single = |&size: &u32| Settings {
         global_batch: size,
         pipeline_micro_batch_sizes: vec![size],
-        warm_up: WarmUp::Least,
+        warm_up: WarmUp::Min,
         ..problem.settings.clone()
     };
     let each = sizes.iter().take(effort::MAX_SIZES).map(single).collect();
@@ -79,9 +79,9 @@ pub(super) fn sparest(problem: &Problem<'_>, control: &Control) -> Vec<Cuts> {
 fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) -> Vec<CandidatePlan> {
     let devices = problem.cluster.devices();
     let layers = problem.model.layer_parameter_bytes.len() as u32;
-    let most = problem.settings.max_stages.min(layers).min(devices);
-    let mut depths: Vec<u32> = (0..32).map(|power| 1 << power).take_while(|&depth| depth <= most).collect();
-    if devices <= most && !devices.is_power_of_two() {
+    let max = problem.settings.max_stages.min(layers).min(devices);
+    let mut depths: Vec<u32> = (0..32).map(|power| 1 << power).take_while(|&depth| depth <= max).collect();
+    if devices <= max && !devices.is_power_of_two() {
         depths.push(devices);
     }
     let mut asked = Vec::new();
@@ -146,7 +146,7 @@ pub(super) fn best(
                 let ranks: Vec<u32> = (0..cuts.costs.len() as u32).collect();
                 run_under(family, &cuts.costs, &ranks, cuts.micro_batches, cuts.plan.recompute)
             });
-            run.transpose().map(|run| run.map(|(orders, run)| (cuts, orders, run)))
+            run.transpose().map(|run| run.map(|(schedule, run)| (cuts, schedule, run)))
         });
         for found in runs.collect::<Result<Vec<_>>>()?.into_iter().flatten() {
             simulated += 1;
@@ -158,11 +158,11 @@ pub(super) fn best(
             control.report(crate::control::Progress { best_s: run.step_s, lower_bound_s: 0.0 });
         }
     }
-    Ok(best.map(|(cuts, orders, run)| {
+    Ok(best.map(|(cuts, schedule, run)| {
         let CandidatePlan { micro_batch, recompute, ref stages } = cuts.plan;
         let ends = stages.iter().map(|stage| (stage.begin, stage.end)).collect();
         (
-            SimulatedPlan { micro_batch, recompute, ends, devices: cuts.plan.devices(problem.cluster), orders, run },
+            SimulatedPlan { micro_batch, recompute, ends, devices: cuts.plan.devices(problem.cluster), schedule, run },
             simulated,
         )
     }))

@@ -1,11 +1,11 @@
 //! Improves a plan by moving borders between stages and devices between groups.
 //!
-//! Moves are simulated one after another, and a move stays if it lowers the score. If no move helps, orders that are
+//! Moves are simulated one after another, and a move stays if it lowers the score. If no move helps, schedules that are
 //! fitted to times are fitted again. If that does not help either, a few random moves kick the best plan out of its
 //! local optimum. Effort is counted in actions, and the random numbers have a fixed seed, so the result is the same on
 //! every machine.
 
-use crate::planner::effort::orders as effort;
+use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::{Settings, StageCost};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -49,7 +49,7 @@ pub(super) struct Improver<'a> {
     row: &'a [usize],
     family: &'static Family,
     shape: Shape,
-    orders: Schedule,
+    schedule: Schedule,
     peaks: Peaks,
     cost_cache: CostCache<'a>,
     /// Devices of the groups for which `cost_cache` holds costs.
@@ -57,9 +57,9 @@ pub(super) struct Improver<'a> {
     sweep: Sweep,
     /// Sums over the layers, by samples of a replica.
     totals_of: FxHashMap<u32, Totals>,
-    /// Scores of attempts that were run in `orders`. `None` if an attempt can't be run.
+    /// Scores of attempts that were run in `schedule`. `None` if an attempt can't be run.
     known: FxHashMap<Attempt, Option<f64>>,
-    /// Attempts to which orders were fitted without success.
+    /// Attempts to which schedules were fitted without success.
     fitted: FxHashSet<Attempt>,
     now: (Attempt, f64),
     best: Best,
@@ -69,10 +69,10 @@ pub(super) struct Improver<'a> {
     pub(super) simulated: u64,
 }
 
-/// The best attempt so far, with its orders and its run.
+/// The best attempt so far, with its schedules and its run.
 struct Best {
     attempt: Attempt,
-    orders: Schedule,
+    schedule: Schedule,
     run: Run,
 }
 
@@ -91,32 +91,32 @@ impl<'a> Improver<'a> {
         }
         let (_, cluster, settings) = asked;
         let request = Request {
-            chunks: Some(shape.chunks),
+            virtual_stages_per_rank: Some(shape.virtual_stages_per_rank),
             ..Request::new(shape.replicas.len() as u32, settings.global_batch / shape.micro_batch)
         };
         let is_fitted = family.options.contains(&"durations");
         // Orders that are fitted to times are built twice. The first time they only show which rank runs which stage,
         // for which a few micro-batches are enough.
         let few = Request { micro_batches: request.micro_batches.min(2 * request.ranks), ..request.clone() };
-        let orders = family.build_under(if is_fitted { &few } else { &request }, control).ok()?;
+        let schedule = family.build_under(if is_fitted { &few } else { &request }, control).ok()?;
         let mut totals_of = FxHashMap::default();
-        let ends = balanced_ends(asked, row, &orders.rank_of_stage, &shape, &shape.replicas, &mut totals_of)?;
+        let ends = balanced_ends(asked, row, &schedule.rank_of_stage, &shape, &shape.replicas, &mut totals_of)?;
         let attempt = Attempt { ends, replicas: shape.replicas.clone() };
         let footprints = footprints(cluster, &shape, &attempt.replicas);
         let mut cost_cache =
-            CostCache::new(asked, shape.micro_batch, shape.recompute, &orders.rank_of_stage, footprints);
+            CostCache::new(asked, shape.micro_batch, shape.recompute, &schedule.rank_of_stage, footprints);
         let cuts: Vec<usize> = attempt.ends.iter().map(|&end| row[end]).collect();
         let stages = cost_cache.of(&cuts).ok()?;
-        let orders = if is_fitted {
-            let durations = Some(durations(&stages, &orders.rank_of_stage, shape.recompute));
+        let schedule = if is_fitted {
+            let durations = Some(durations(&stages, &schedule.rank_of_stage, shape.recompute));
             family.build_under(&Request { durations, ..request }, control).ok()?
         } else {
-            orders
+            schedule
         };
-        let peaks = Peaks::of(&orders);
+        let peaks = Peaks::of(&schedule);
         let mut sweep = Sweep::default();
-        let run = run(&orders, &peaks, stages, shape.recompute, &mut sweep).ok()?;
-        let moves = moves(&orders, cluster, settings);
+        let run = run(&schedule, &peaks, stages, shape.recompute, &mut sweep).ok()?;
+        let moves = moves(&schedule, cluster, settings);
         Some(Self {
             asked,
             row,
@@ -129,8 +129,8 @@ impl<'a> Improver<'a> {
             known: FxHashMap::default(),
             fitted: FxHashSet::default(),
             now: (attempt.clone(), run.score()),
-            best: Best { attempt, orders: orders.clone(), run },
-            orders,
+            best: Best { attempt, schedule: schedule.clone(), run },
+            schedule,
             shape,
             random: 0x9E37_79B9_7F4A_7C15,
             kicks: 0,
@@ -146,7 +146,7 @@ impl<'a> Improver<'a> {
 
     /// Continues the search until its attempts had `effort` actions, nothing helps any more, or `control` has stopped.
     pub(super) fn improve(&mut self, effort: u64, control: &Control) {
-        let mut each = self.orders.action_count() as u64 + effort::ATTEMPT_OVERHEAD;
+        let mut each = self.schedule.action_count() as u64 + effort::ATTEMPT_OVERHEAD;
         // Fitting an order takes as long as this number of attempts.
         if self.fits_each() {
             each *= effort::FITTING_ATTEMPTS;
@@ -168,9 +168,9 @@ impl<'a> Improver<'a> {
                 self.kicks = 0;
             }
             self.now = (self.best.attempt.clone(), self.best.run.score());
-            // Scores are comparable only under the same orders.
-            if !self.fits_each() && self.orders != self.best.orders {
-                self.run_in(self.best.orders.clone());
+            // Scores are comparable only under the same schedules.
+            if !self.fits_each() && self.schedule != self.best.schedule {
+                self.run_in(self.best.schedule.clone());
             }
             self.kick();
             self.kicks += 1;
@@ -201,9 +201,9 @@ impl<'a> Improver<'a> {
         }
     }
 
-    /// Returns whether orders are fitted to each attempt: if they depend on times, and have few actions.
+    /// Returns whether schedules are fitted to each attempt: if they depend on times, and have few actions.
     fn fits_each(&self) -> bool {
-        self.family.options.contains(&"durations") && self.orders.action_count() <= effort::FITTED_ACTIONS
+        self.family.options.contains(&"durations") && self.schedule.action_count() <= effort::FITTED_ACTIONS
     }
 
     /// Applies moves until none of them lowers the score.
@@ -261,18 +261,18 @@ impl<'a> Improver<'a> {
             // No deadline here: building such a small order takes no time, and a failure would count as a bad attempt.
             let fitted = self.fitted_to(&stages, &Control::default()).ok()?;
             self.peaks = Peaks::of(&fitted);
-            self.orders = fitted;
+            self.schedule = fitted;
         }
-        let found = run(&self.orders, &self.peaks, stages, self.shape.recompute, &mut self.sweep).ok()?;
+        let found = run(&self.schedule, &self.peaks, stages, self.shape.recompute, &mut self.sweep).ok()?;
         self.simulated += 1;
         let score = found.score();
         if found.is_better_than(&self.best.run) {
-            self.best = Best { attempt: attempt.clone(), orders: self.orders.clone(), run: found };
+            self.best = Best { attempt: attempt.clone(), schedule: self.schedule.clone(), run: found };
         }
         Some(score)
     }
 
-    /// Fits orders to the current plan if they depend on times. Returns whether that lowered its score.
+    /// Fits schedules to the current plan if they depend on times. Returns whether that lowered its score.
     fn fit(&mut self, each: u64, left: &mut u64, control: &Control) -> bool {
         let looks = self.family.options.contains(&"durations") && !self.fits_each();
         if !looks || *left < effort::FITTING_ATTEMPTS * each || !self.fitted.insert(self.now.0.clone()) {
@@ -282,10 +282,10 @@ impl<'a> Improver<'a> {
         let (attempt, score) = self.now.clone();
         let Ok(stages) = self.stages(&attempt) else { return false };
         let Ok(fitted) = self.fitted_to(&stages, control) else { return false };
-        if fitted == self.orders {
+        if fitted == self.schedule {
             return false;
         }
-        // Fitted orders are not always better, so they are undone unless the score falls.
+        // Fitted schedules are not always better, so they are undone unless the score falls.
         let before = self.run_in(fitted);
         let Some(score) = self.score(&attempt).filter(|fitted| *fitted < score * (1.0 - SMALLER)) else {
             self.run_in(before);
@@ -295,7 +295,7 @@ impl<'a> Improver<'a> {
         true
     }
 
-    /// Fits orders to the best plan once more, since the effort may have ended before that.
+    /// Fits schedules to the best plan once more, since the effort may have ended before that.
     pub(super) fn finish(&mut self, control: &Control) {
         if self.fits_each() || !self.family.options.contains(&"durations") {
             return;
@@ -308,23 +308,23 @@ impl<'a> Improver<'a> {
         }
     }
 
-    /// Returns orders that are fitted to the times of these stages.
+    /// Returns schedules that are fitted to the times of these stages.
     fn fitted_to(&self, stages: &[StageCost], control: &Control) -> Result<Schedule> {
         let request = Request {
-            chunks: Some(self.shape.chunks),
-            durations: Some(durations(stages, &self.orders.rank_of_stage, self.shape.recompute)),
+            virtual_stages_per_rank: Some(self.shape.virtual_stages_per_rank),
+            durations: Some(durations(stages, &self.schedule.rank_of_stage, self.shape.recompute)),
             ..Request::new(self.shape.replicas.len() as u32, self.asked.2.global_batch / self.shape.micro_batch)
         };
         self.family.build_under(&request, control)
     }
 
-    /// Runs attempts in other orders from now on. Returns the previous orders.
-    fn run_in(&mut self, orders: Schedule) -> Schedule {
-        self.peaks = Peaks::of(&orders);
-        // All cached results hold for the previous orders only.
+    /// Runs attempts in other schedules from now on. Returns the previous orders.
+    fn run_in(&mut self, schedule: Schedule) -> Schedule {
+        self.peaks = Peaks::of(&schedule);
+        // All cached results hold for the previous schedules only.
         self.known.clear();
         self.fitted.clear();
-        std::mem::replace(&mut self.orders, orders)
+        std::mem::replace(&mut self.schedule, schedule)
     }
 
     /// Evaluates the stages of an attempt.
@@ -382,7 +382,7 @@ impl<'a> Improver<'a> {
                     attempt.replicas[to] += 1;
                 }
                 // With other devices the old cuts may be far from balanced, so both variants compete.
-                let ranks = &self.orders.rank_of_stage;
+                let ranks = &self.schedule.rank_of_stage;
                 let totals_of = &mut self.totals_of;
                 let ends = balanced_ends(self.asked, self.row, ranks, &self.shape, &attempt.replicas, totals_of);
                 let rebalanced = ends.map(|ends| Attempt { ends, replicas: attempt.replicas.clone() });
@@ -408,8 +408,8 @@ impl<'a> Improver<'a> {
             micro_batch: self.shape.micro_batch,
             recompute: self.shape.recompute,
             ends: self.best.attempt.ends.windows(2).map(|two| (self.row[two[0]], self.row[two[1]])).collect(),
-            devices: self.best.orders.rank_of_stage.iter().map(|&rank| groups[rank as usize].clone()).collect(),
-            orders: self.best.orders,
+            devices: self.best.schedule.rank_of_stage.iter().map(|&rank| groups[rank as usize].clone()).collect(),
+            schedule: self.best.schedule,
             run: self.best.run,
         }
     }
@@ -443,8 +443,8 @@ fn balanced_ends(
 ) -> Option<Vec<usize>> {
     let mut of_rank: Vec<Vec<f64>> = Vec::with_capacity(replicas.len());
     for (devices, &count) in groups(&shape.line, replicas).iter().zip(replicas) {
-        let share = settings.samples_per_replica(shape.micro_batch, count)?;
-        let totals = totals_of.entry(share).or_insert_with(|| model.totals(share));
+        let samples_per_replica = settings.samples_per_replica(shape.micro_batch, count)?;
+        let totals = totals_of.entry(samples_per_replica).or_insert_with(|| model.totals(samples_per_replica));
         let speed = (cluster.footprint(devices).iter())
             .map(|&(node, _)| cluster.nodes[node as usize].speed)
             .fold(f64::INFINITY, f64::min);
@@ -455,8 +455,8 @@ fn balanced_ends(
 }
 
 /// Returns all moves that are tried, small ones first.
-fn moves(orders: &Schedule, cluster: &Cluster, settings: &Settings) -> Vec<Move> {
-    let borders = orders.rank_of_stage.len() - 1;
+fn moves(schedule: &Schedule, cluster: &Cluster, settings: &Settings) -> Vec<Move> {
+    let borders = schedule.rank_of_stage.len() - 1;
     let mut moves = Vec::new();
     for by in effort::STRIDES {
         moves.extend((0..borders).map(|at| Move::Borders(at, at, by)));
@@ -470,8 +470,8 @@ fn moves(orders: &Schedule, cluster: &Cluster, settings: &Settings) -> Vec<Move>
     }
     let devices = cluster.devices();
     // Each move of a device changes the costs of all stages, so on large clusters groups stay as they are.
-    if !settings.equal_replicas && devices <= effort::MAX_MOVING_DEVICES && devices > orders.ranks() {
-        let groups = || (0..orders.ranks() as usize).map(Some);
+    if !settings.equal_replicas && devices <= effort::MAX_MOVING_DEVICES && devices > schedule.ranks() {
+        let groups = || (0..schedule.ranks() as usize).map(Some);
         for from in groups().chain([None]) {
             moves.extend(groups().chain([None]).filter(|&to| to != from).map(|to| Move::Device(from, to)));
         }

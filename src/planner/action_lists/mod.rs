@@ -17,7 +17,7 @@ use crate::control::{Control, Reports};
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
-use crate::planner::effort::orders as effort;
+use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::{self, CandidatePlan, Settings, WarmUp};
 use crate::schedule::{Family, Schedule, family};
 
@@ -31,7 +31,7 @@ pub use virtual_stages::VIRTUAL_STAGES;
 ///
 /// Eager 1F1B has the plans of 1F1B and more, and GPipe needs at least as much memory as either.
 pub const CERTIFIED: [(&str, WarmUp); 3] =
-    [("eager_1f1b", WarmUp::Eager), ("1f1b", WarmUp::Least), ("gpipe", WarmUp::All)];
+    [("eager_1f1b", WarmUp::Eager), ("1f1b", WarmUp::Min), ("gpipe", WarmUp::All)];
 
 /// A planning problem: model, cluster and settings.
 #[derive(Debug, Clone, Copy)]
@@ -65,7 +65,7 @@ pub struct SimulatedPlan {
     /// Devices of each stage, by number.
     pub devices: Vec<Vec<u32>>,
     /// Actions of each rank, in order.
-    pub orders: Schedule,
+    pub schedule: Schedule,
     /// Time and memory of the simulated run.
     pub run: Run,
 }
@@ -165,7 +165,7 @@ impl Search<'_> {
         if !one_stage.is_empty() {
             // No certified schedule was requested, but its plans are still needed for their cuts.
             if found.is_empty() {
-                match self.certified(WarmUp::Least, Reports::Nothing) {
+                match self.certified(WarmUp::Min, Reports::Nothing) {
                     Ok(outcome) => {
                         is_node_aligned = has_node_aligned_bound(&outcome);
                         found.extend(plan_of(&outcome));
@@ -244,10 +244,10 @@ impl Search<'_> {
     /// Searches the requested schedules with several stages per device, all in one search.
     fn virtual_stages(&mut self) -> Result<()> {
         let mut asked = Vec::new();
-        for (name, chunks) in VIRTUAL_STAGES {
+        for (name, virtual_stages_per_rank) in VIRTUAL_STAGES {
             if self.is_asked(name) {
                 let is_single = name == "hanayo" && self.limits.has_single_wave;
-                asked.push((family(name)?, if is_single { &[2][..] } else { chunks }));
+                asked.push((family(name)?, if is_single { &[2][..] } else { virtual_stages_per_rank }));
             }
         }
         if asked.is_empty() || (!self.tried.is_empty() && self.control.should_stop()) {

@@ -29,11 +29,11 @@ OF_TORCH = {
 }
 
 
-def gpipe_by_rule(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[str]:
+def gpipe_by_rule(rank: int, ranks: int, micro_batches: int, virtual_stages_per_rank: int) -> list[str]:
     return [f"{rank}{kind}{i}" for kind in "FB" for i in range(micro_batches)]
 
 
-def one_f_one_b_by_rule(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[str]:
+def one_f_one_b_by_rule(rank: int, ranks: int, micro_batches: int, virtual_stages_per_rank: int) -> list[str]:
     """A forward for each rank behind this one and one more, then a backward and a forward in turn."""
     warm_up = min(micro_batches, ranks - rank)
     order = [f"{rank}F{i}" for i in range(warm_up)]
@@ -43,17 +43,17 @@ def one_f_one_b_by_rule(rank: int, ranks: int, micro_batches: int, chunks: int) 
     return order
 
 
-def looped_by_rule(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[str]:
+def looped_by_rule(rank: int, ranks: int, micro_batches: int, virtual_stages_per_rank: int) -> list[str]:
     """All forwards of a chunk before the next chunk's, and the same backwards."""
-    forwards = [f"{chunk * ranks + rank}F{i}" for chunk in range(chunks) for i in range(micro_batches)]
+    forwards = [f"{chunk * ranks + rank}F{i}" for chunk in range(virtual_stages_per_rank) for i in range(micro_batches)]
     return [*forwards, *(action.replace("F", "B") for action in reversed(forwards))]
 
 
-def interleaved_by_rule(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[str]:
+def interleaved_by_rule(rank: int, ranks: int, micro_batches: int, virtual_stages_per_rank: int) -> list[str]:
     """Groups of as many micro-batches as ranks pass chunk after chunk; backwards pass the chunks from the last."""
 
     def passes(kind: str) -> list[str]:
-        order = range(chunks) if kind == "F" else reversed(range(chunks))
+        order = range(virtual_stages_per_rank) if kind == "F" else reversed(range(virtual_stages_per_rank))
         turns = list(order)
         return [
             f"{chunk * ranks + rank}{kind}{group + i}"
@@ -63,13 +63,13 @@ def interleaved_by_rule(rank: int, ranks: int, micro_batches: int, chunks: int) 
         ]
 
     forwards, backwards = passes("F"), passes("B")
-    warm_up = min(len(forwards), (chunks - 1) * ranks + 2 * (ranks - rank - 1))
+    warm_up = min(len(forwards), (virtual_stages_per_rank - 1) * ranks + 2 * (ranks - rank - 1))
     steady = itertools.zip_longest(forwards[warm_up:], backwards)
     return forwards[:warm_up] + [action for pair in steady for action in pair if action]
 
 
 @pytest.mark.parametrize(
-    ("name", "rule", "chunks"),
+    ("name", "rule", "virtual_stages_per_rank"),
     [
         ("gpipe", gpipe_by_rule, [1]),
         ("1f1b", one_f_one_b_by_rule, [1]),
@@ -77,11 +77,16 @@ def interleaved_by_rule(rank: int, ranks: int, micro_batches: int, chunks: int) 
         ("interleaved", interleaved_by_rule, [2, 3, 4]),
     ],
 )
-def test_orders_follow_the_rules_of_their_sources(name: str, rule: Any, chunks: list[int]) -> None:
-    for ranks, rounds, v in itertools.product(range(1, 7), range(1, 5), chunks):
+def test_orders_follow_the_rules_of_their_sources(name: str, rule: Any, virtual_stages_per_rank: list[int]) -> None:
+    for ranks, rounds, v in itertools.product(range(1, 7), range(1, 5), virtual_stages_per_rank):
         sizes = (ranks, rounds * ranks, v)
-        ours = hpgo.schedule(name, ranks=ranks, micro_batches=rounds * ranks, chunks=v if len(chunks) > 1 else None)
-        assert ours.orders == [rule(rank, *sizes) for rank in range(ranks)], sizes
+        ours = hpgo.schedule(
+            name,
+            ranks=ranks,
+            micro_batches=rounds * ranks,
+            virtual_stages_per_rank=v if len(virtual_stages_per_rank) > 1 else None,
+        )
+        assert ours.action_lists == [rule(rank, *sizes) for rank in range(ranks)], sizes
         assert list(ours.rank_of_stage) == [stage % ranks for stage in range(v * ranks)], sizes
 
 
@@ -99,8 +104,8 @@ def test_chimera_is_the_same_from_either_end(ranks: int) -> None:
     def runs_down(action: str) -> bool:
         return int(action.split("F" if "F" in action else "B", maxsplit=1)[0]) < ranks
 
-    for rank, order in enumerate(ours.orders):
-        mirrored = [from_the_other_end(action) for action in ours.orders[ranks - 1 - rank]]
+    for rank, order in enumerate(ours.action_lists):
+        mirrored = [from_the_other_end(action) for action in ours.action_lists[ranks - 1 - rank]]
         assert sorted(mirrored) == sorted(order)
         # Each end's own micro-batches run in the mirrored order, too; which of both comes first at a tie is free.
         for down in (True, False):
@@ -120,12 +125,15 @@ def test_orders_equal_those_of_torch(reference: Path, torch_name: str) -> None:
         for row in rows(reference / "schedules" / file):
             if row["schedule"] != torch_name or not row["order_complete"]:
                 continue
-            chunks = None if row["stages_per_rank"] == 1 else row["stages_per_rank"]
+            virtual_stages_per_rank = None if row["stages_per_rank"] == 1 else row["stages_per_rank"]
             ours = hpgo.schedule(
-                OF_TORCH[torch_name], ranks=row["pp_ranks"], micro_batches=row["microbatches"], chunks=chunks
+                OF_TORCH[torch_name],
+                ranks=row["pp_ranks"],
+                micro_batches=row["microbatches"],
+                virtual_stages_per_rank=virtual_stages_per_rank,
             )
             sizes = (row["pp_ranks"], row["stages_per_rank"], row["microbatches"])
-            assert [" ".join(order) for order in ours.orders] == row["order"], sizes
+            assert [" ".join(order) for order in ours.action_lists] == row["order"], sizes
             assert list(ours.rank_of_stage) == row["stage_to_rank"], sizes
             compared += 1
     assert compared > 30
@@ -139,7 +147,7 @@ def test_chimera_equals_its_slot_tables(reference: Path) -> None:
         if any(len(rank) != 2 * micro_batches for rank in tokens):
             continue  # cut off where it was recorded
         ours = hpgo.schedule("chimera", ranks=ranks, micro_batches=micro_batches)
-        for rank, order in enumerate(ours.orders):
+        for rank, order in enumerate(ours.action_lists):
             assert tokens[rank] == [token_of(action, rank, ranks, micro_batches) for action in order]
         compared += 1
     assert compared >= 5
@@ -155,14 +163,14 @@ def token_of(action: str, rank: int, ranks: int, micro_batches: int) -> str:
     return f"{2 * unit + up}@{'up' if up else 'down'}@{kind.lower()}"
 
 
-def every_order(stage: int, micro_batches: int, cap: int) -> list[list[str]]:
-    """All orders of a rank's actions that hold at most `cap` activations, each kind in the order of its numbers."""
+def every_order(stage: int, micro_batches: int, activation_limit: int) -> list[list[str]]:
+    """All action lists of a rank within `activation_limit`, each kind in the order of its numbers."""
 
     def grown(done: tuple[int, int, int]) -> Iterator[list[str]]:
         forwards, inputs, weights = done
         if weights == micro_batches:
             yield []
-        limits = (min(micro_batches, weights + cap), forwards, inputs)
+        limits = (min(micro_batches, weights + activation_limit), forwards, inputs)
         for at, kind in enumerate("FIW"):
             if done[at] < limits[at]:
                 after = tuple(count + (at == place) for place, count in enumerate(done))
@@ -177,13 +185,18 @@ def test_no_order_of_all_is_shorter_than_zb(ranks: int, micro_batches: int, case
     for _ in range(cases):
         times = [tuple(float(given.randint(1, 6)) for _ in range(ranks)) for _ in "FIW"]
         durations = hpgo.Durations(*times, transfer_s=float(given.randint(0, 2)))
-        cap = given.randint(1, 4)
-        ours = hpgo.schedule("zb", ranks=ranks, micro_batches=micro_batches, cap=cap, durations=durations)
-        assert max(ours.peak_in_flight) <= cap
-        texts = itertools.product(*(every_order(stage, micro_batches, cap) for stage in range(ranks)))
+        activation_limit = given.randint(1, 4)
+        ours = hpgo.schedule(
+            "zb", ranks=ranks, micro_batches=micro_batches, activation_limit=activation_limit, durations=durations
+        )
+        assert max(ours.peak_in_flight) <= activation_limit
+        texts = itertools.product(*(every_order(stage, micro_batches, activation_limit) for stage in range(ranks)))
         chain = {"ranks": ranks, "stages_per_pipeline": ranks, "rank_of_stage": range(ranks)}
-        best_s = min(makespan_and_span_s(SimpleNamespace(orders=orders, **chain), durations)[0] for orders in texts)
-        assert makespan_and_span_s(ours, durations)[0] == pytest.approx(best_s), (times, cap)
+        best_s = min(
+            makespan_and_span_s(SimpleNamespace(action_lists=action_lists, **chain), durations)[0]
+            for action_lists in texts
+        )
+        assert makespan_and_span_s(ours, durations)[0] == pytest.approx(best_s), (times, activation_limit)
 
 
 def zb_rows(reference: Path) -> list[tuple[hpgo.Schedule, hpgo.Durations, dict[str, Any]]]:
@@ -196,9 +209,11 @@ def zb_rows(reference: Path) -> list[tuple[hpgo.Schedule, hpgo.Durations, dict[s
         lists = [row[key] for key in ("cost_F", "cost_B(input grad)", "cost_W")]
         forward_s, input_s, weight_s = (tuple(x) if isinstance(x, list) else (x,) * ranks for x in lists)
         durations = hpgo.Durations(forward_s, input_s, weight_s, transfer_s=row["cost_comm_p2p"])
-        cap = int(row["max_mem_per_rank"])
-        ours = hpgo.schedule("zb", ranks=ranks, micro_batches=row["microbatches"], cap=cap, durations=durations)
-        assert max(ours.peak_in_flight) <= cap
+        activation_limit = int(row["max_mem_per_rank"])
+        ours = hpgo.schedule(
+            "zb", ranks=ranks, micro_batches=row["microbatches"], activation_limit=activation_limit, durations=durations
+        )
+        assert max(ours.peak_in_flight) <= activation_limit
         found.append((ours, durations, row))
     return found
 
@@ -217,7 +232,9 @@ def test_zb_meets_the_proven_optima(reference: Path) -> None:
         ranks = row["p"]
         *costs, transfer_s = row["cost_F_B_W_comm"]
         durations = hpgo.Durations(*((float(cost),) * ranks for cost in costs), transfer_s=transfer_s)
-        ours = hpgo.schedule("zb", ranks=ranks, micro_batches=row["m"], cap=row["max_mem"], durations=durations)
+        ours = hpgo.schedule(
+            "zb", ranks=ranks, micro_batches=row["m"], activation_limit=row["max_mem"], durations=durations
+        )
         assert max(ours.peak_in_flight) <= row["max_mem"]
         span_s = makespan_and_span_s(ours, durations)[1]
         assert span_s == pytest.approx(row["ilp_objective_(max rank span)"]), (row["p"], row["m"])
@@ -230,7 +247,8 @@ def makespan_and_span_s(schedule: hpgo.Schedule | SimpleNamespace, durations: hp
     )
     end_s: dict[tuple[str, int, int], float] = {}
     waiting = [
-        [(a[len(a.split(k)[0])], *map(int, a.split(k))) for a in o for k in "FIW" if k in a] for o in schedule.orders
+        [(a[len(a.split(k)[0])], *map(int, a.split(k))) for a in o for k in "FIW" if k in a]
+        for o in schedule.action_lists
     ]
     position, free_s, first_s = [0] * schedule.ranks, [0.0] * schedule.ranks, [-1.0] * schedule.ranks
     last = schedule.stages_per_pipeline - 1

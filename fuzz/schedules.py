@@ -31,4 +31,4 @@ def _read(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    fuzz(seeds, words, reader("orders.csv", _read))
+    fuzz(seeds, words, reader("schedule.csv", _read))

@@ -9,7 +9,7 @@
 //! shapes ─▶ balanced cuts ─▶ simulate ─▶ the best few ─▶ improve ─▶ the better half ─▶ improve twice as long ─▶ …
 //! ```
 
-use crate::planner::effort::orders as effort;
+use crate::planner::effort::action_lists as effort;
 use rayon::prelude::*;
 
 use super::bound::lower_bound_s;
@@ -47,8 +47,9 @@ pub(super) fn best_of_each(
     control: &Control,
 ) -> Vec<Result<FoundPlan>> {
     let row = shapes::row(problem.model);
-    let start =
-        |&(family, chunks)| Search::new(problem, &row, (family, chunks), needs_full_ranks, near_size).started(control);
+    let start = |&(family, virtual_stages_per_rank)| {
+        Search::new(problem, &row, (family, virtual_stages_per_rank), needs_full_ranks, near_size).started(control)
+    };
     let searches: Vec<Search<'_>> = asked.par_iter().map(start).collect();
     // All schedules end their first round before any of them starts a second one, so that the result does not depend on
     // the number of threads.
@@ -66,7 +67,7 @@ struct Search<'a> {
     problem: &'a Problem<'a>,
     row: &'a [usize],
     family: &'static Family,
-    chunks: &'a [u32],
+    virtual_stages_per_rank: &'a [u32],
     needs_full_ranks: bool,
     near_size: u32,
     /// Micro-batch sizes that have not been tried yet.
@@ -83,15 +84,26 @@ impl<'a> Search<'a> {
     fn new(
         problem: &'a Problem<'a>,
         row: &'a [usize],
-        (family, chunks): (&'static Family, &'a [u32]),
+        (family, virtual_stages_per_rank): (&'static Family, &'a [u32]),
         needs_full_ranks: bool,
         near_size: u32,
     ) -> Self {
-        let (left, refused) = match few_actions(problem, family.name, chunks) {
+        let (left, refused) = match few_actions(problem, family.name, virtual_stages_per_rank) {
             Ok(left) => (left, None),
             Err(error) => (Vec::new(), Some(error)),
         };
-        Self { problem, row, family, chunks, needs_full_ranks, near_size, left, pool: None, best: None, refused }
+        Self {
+            problem,
+            row,
+            family,
+            virtual_stages_per_rank,
+            needs_full_ranks,
+            near_size,
+            left,
+            pool: None,
+            best: None,
+            refused,
+        }
     }
 
     /// Starts the search with the next few sizes that have any cuts, and runs the first round.
@@ -147,8 +159,8 @@ impl<'a> Search<'a> {
 }
 
 /// Returns the micro-batch sizes with few enough actions that a step can be simulated.
-fn few_actions(problem: &Problem<'_>, name: &str, chunks: &[u32]) -> Result<Vec<u32>> {
-    let stages = 2 * u64::from(chunks.iter().copied().min().unwrap_or(2));
+fn few_actions(problem: &Problem<'_>, name: &str, virtual_stages_per_rank: &[u32]) -> Result<Vec<u32>> {
+    let stages = 2 * u64::from(virtual_stages_per_rank.iter().copied().min().unwrap_or(2));
     let settings = problem.settings;
     let actions = |size: u32| 3 * stages * u64::from(settings.global_batch / size);
     let few: Vec<u32> = settings
@@ -184,9 +196,9 @@ struct Pool<'a> {
 
 impl<'a> Pool<'a> {
     fn new(search: &Search<'a>, sizes: &[u32], control: &Control) -> Result<Self> {
-        let &Search { problem, row, family, chunks, .. } = search;
+        let &Search { problem, row, family, virtual_stages_per_rank, .. } = search;
         let &Problem { model, cluster, settings } = problem;
-        let mut shapes = shapes(cluster, settings, family, (chunks, sizes), row.len() - 1);
+        let mut shapes = shapes(cluster, settings, family, (virtual_stages_per_rank, sizes), row.len() - 1);
         if search.needs_full_ranks {
             let micro_batches = |shape: &Shape| (settings.global_batch / shape.micro_batch) as usize;
             shapes.retain(|shape| micro_batches(shape) > 1 && shape.replicas.len() <= micro_batches(shape));
@@ -251,7 +263,7 @@ impl<'a> Pool<'a> {
             plan: best.into_plan(),
             lower_bound_s: Some(self.lower_bound_s),
             has_all_cuts: row.len() == problem.model.cuts(),
-            // Groups take devices in a few fixed orders, so not every placement was tried.
+            // Groups take devices in a few fixed schedules, so not every placement was tried.
             is_node_aligned: true,
             simulated,
         })

@@ -1,6 +1,6 @@
 //! Fits a schedule to stages with known costs: its activation limit and, for families that use durations, its order.
 
-use crate::planner::effort::orders as effort;
+use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::{Settings, StageCost};
 use rustc_hash::FxHashMap;
 
@@ -28,19 +28,19 @@ pub(super) fn run_under(
 ) -> Result<(Schedule, Run)> {
     let ranks = rank_of_stage.iter().max().map_or(0, |last| last + 1);
     let request = Request {
-        chunks: Some(costs.len() as u32 / ranks.max(1)),
+        virtual_stages_per_rank: Some(costs.len() as u32 / ranks.max(1)),
         durations: family.options.contains(&"durations").then(|| durations(costs, rank_of_stage, recompute)),
         ..Request::new(ranks, micro_batches)
     };
     let mut runner = Runner { family, costs, request, recompute, built: FxHashMap::default(), sweep: Sweep::default() };
-    let takes_a_limit = family.options.contains(&"cap") && costs.len() == ranks as usize;
+    let takes_a_limit = family.options.contains(&"activation_limit") && costs.len() == ranks as usize;
     if !takes_a_limit {
         return runner.run(None);
     }
     // ZB-H1 works with the p activations of 1F1B, and ZB-H2 removes the bubble with about 2 p. Smaller limits only save
     // memory, so they are tried below.
-    let least = (ranks / 2).max(1);
-    let mut best = runner.run(Some(least))?;
+    let min = (ranks / 2).max(1);
+    let mut best = runner.run(Some(min))?;
     for limit in [ranks, ranks + ranks / 2, 2 * ranks] {
         let found = runner.run(Some(limit))?;
         if found.1.is_better_than(&best.1) {
@@ -48,7 +48,7 @@ pub(super) fn run_under(
         }
     }
     // If none of these limits fits, halve the smallest until one does.
-    let mut limit = least;
+    let mut limit = min;
     while limit > 1 && !best.1.fits() {
         limit /= 2;
         best = runner.run(Some(limit))?;
@@ -75,19 +75,19 @@ impl Runner<'_> {
     fn run(&mut self, mut limit: Option<u32>) -> Result<(Schedule, Run)> {
         loop {
             if !self.built.contains_key(&limit) {
-                let request = Request { cap: limit, ..self.request.clone() };
+                let request = Request { activation_limit: limit, ..self.request.clone() };
                 self.built.insert(limit, self.family.build(&request)?);
             }
             // A lower limit may give another order with a lower peak, so repeat until both agree.
             let peak = self.built[&limit].peak_in_flight().into_iter().max();
             match limit {
-                Some(most) if peak.is_some_and(|peak| peak < most) => limit = peak,
+                Some(max) if peak.is_some_and(|peak| peak < max) => limit = peak,
                 _ => break,
             }
         }
-        let orders = self.built[&limit].clone();
-        let run = run(&orders, &Peaks::of(&orders), self.costs.to_vec(), self.recompute, &mut self.sweep)?;
-        Ok((orders, run))
+        let schedule = self.built[&limit].clone();
+        let run = run(&schedule, &Peaks::of(&schedule), self.costs.to_vec(), self.recompute, &mut self.sweep)?;
+        Ok((schedule, run))
     }
 }
 
@@ -134,18 +134,19 @@ pub fn fastest(
     for size in sizes {
         for &recompute in &settings.recompute {
             // This order only decides which rank runs which stage. The run below fits it to the costs.
-            let request = Request { chunks: Some(stages / ranks), ..Request::new(ranks, micro_batches(size)) };
-            let found = family.build(&request).and_then(|orders| {
-                let footprints = footprints(cluster, devices, &orders)?;
-                let ranks = &orders.rank_of_stage;
+            let request =
+                Request { virtual_stages_per_rank: Some(stages / ranks), ..Request::new(ranks, micro_batches(size)) };
+            let found = family.build(&request).and_then(|schedule| {
+                let footprints = footprints(cluster, devices, &schedule)?;
+                let ranks = &schedule.rank_of_stage;
                 let mut cost_cache = CostCache::new((model, cluster, settings), size, recompute, ranks, footprints);
                 let cuts: Vec<usize> = (0..=devices.len()).collect();
                 run_under(family, &cost_cache.of(&cuts)?, ranks, micro_batches(size), recompute)
             });
             match found {
-                Ok((orders, run)) => {
+                Ok((schedule, run)) => {
                     if best.as_ref().is_none_or(|(.., best)| run.is_better_than(best)) {
-                        best = Some((size, recompute, orders, run));
+                        best = Some((size, recompute, schedule, run));
                     }
                 }
                 // A size that is refused is no error if another one works.

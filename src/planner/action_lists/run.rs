@@ -1,6 +1,6 @@
 //! Step time and memory of a plan that runs an arbitrary schedule, also with several stages per device.
 
-use crate::planner::effort::orders as effort;
+use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::{CandidatePlan, PlanEvaluator, Settings, StageCandidate, StageCost};
 use rustc_hash::FxHashMap;
 
@@ -65,24 +65,24 @@ pub(super) struct Peaks {
 
 impl Peaks {
     /// Finds the fullest moments of all ranks of a schedule.
-    pub(super) fn of(orders: &Schedule) -> Self {
-        let stages: Vec<Vec<usize>> = (0..orders.ranks())
-            .map(|rank| (0..orders.rank_of_stage.len()).filter(|&s| orders.rank_of_stage[s] == rank).collect())
+    pub(super) fn of(schedule: &Schedule) -> Self {
+        let stages: Vec<Vec<usize>> = (0..schedule.ranks())
+            .map(|rank| (0..schedule.rank_of_stage.len()).filter(|&s| schedule.rank_of_stage[s] == rank).collect())
             .collect();
-        let moments = orders.orders.iter().zip(&stages).map(|(order, stages)| moments(order, stages)).collect();
-        let splits_backward = orders.orders.iter().flatten().any(|action| action.kind == Kind::WeightGradient);
+        let moments = schedule.action_lists.iter().zip(&stages).map(|(order, stages)| moments(order, stages)).collect();
+        let splits_backward = schedule.action_lists.iter().flatten().any(|action| action.kind == Kind::WeightGradient);
         Self { stages, moments, splits_backward }
     }
 
     /// Returns for each stage the largest number of micro-batches that it keeps.
     fn in_flight(&self) -> Vec<u32> {
-        let mut most = vec![0; self.stages.iter().map(Vec::len).sum()];
+        let mut max = vec![0; self.stages.iter().map(Vec::len).sum()];
         for (stages, moments) in self.stages.iter().zip(&self.moments) {
             for (place, &stage) in stages.iter().enumerate() {
-                most[stage] = moments.iter().map(|moment| moment[place].0).max().unwrap_or(0);
+                max[stage] = moments.iter().map(|moment| moment[place].0).max().unwrap_or(0);
             }
         }
-        most
+        max
     }
 }
 
@@ -91,7 +91,7 @@ impl Peaks {
 fn moments(order: &[crate::schedule::Action], stages: &[usize]) -> Vec<Vec<(u32, u32)>> {
     let place = |stage: u32| stages.iter().position(|&own| own == stage as usize);
     let mut now = vec![(0_u32, 0_u32); stages.len()];
-    let mut most: Vec<Vec<(u32, u32)>> = Vec::new();
+    let mut max: Vec<Vec<(u32, u32)>> = Vec::new();
     for action in order {
         // Overlapped actions are a forward and a backward pass, which both count.
         for half in action.halves() {
@@ -105,9 +105,9 @@ fn moments(order: &[crate::schedule::Action], stages: &[usize]) -> Vec<Vec<(u32,
         // Bytes per micro-batch differ from stage to stage, so no single moment is known to be the fullest. All moments
         // that are not dominated by another one are kept.
         let below = |a: &[(u32, u32)], b: &[(u32, u32)]| a.iter().zip(b).all(|(a, b)| a.0 <= b.0 && a.1 <= b.1);
-        if !most.iter().any(|moment| below(&now, moment)) {
-            most.retain(|moment| !below(moment, &now));
-            most.push(now.clone());
+        if !max.iter().any(|moment| below(&now, moment)) {
+            max.retain(|moment| !below(moment, &now));
+            max.push(now.clone());
         }
         for half in action.halves() {
             let Some(place) = place(half.stage) else { continue };
@@ -117,7 +117,7 @@ fn moments(order: &[crate::schedule::Action], stages: &[usize]) -> Vec<Vec<(u32,
             }
         }
     }
-    most
+    max
 }
 
 /// Returns the seconds of the input gradient and of the weight gradient. Without measurements, each is half of the
@@ -141,7 +141,7 @@ fn unhidden_s(stage: &StageCost, recompute: bool, weight_gradient_s: f64) -> f64
 /// other nothing, only the last weight gradient overlaps with the all-reduce if backward passes are split, all-reduces
 /// of a group run one after another, and memory is counted at the fullest moment.
 pub(super) fn run(
-    orders: &Schedule,
+    schedule: &Schedule,
     peaks: &Peaks,
     mut stages: Vec<StageCost>,
     recompute: bool,
@@ -149,7 +149,7 @@ pub(super) fn run(
 ) -> Result<Run> {
     // Consecutive stages of one rank are on the same devices: V shapes turn around without a transfer.
     for at in 1..stages.len() {
-        if orders.rank_of_stage[at - 1] == orders.rank_of_stage[at] {
+        if schedule.rank_of_stage[at - 1] == schedule.rank_of_stage[at] {
             stages[at - 1].transfer_s = 0.0;
             stages[at - 1].transfer_busy_s = 0.0;
         }
@@ -184,7 +184,7 @@ pub(super) fn run(
         gradient_sync_s: vec![0.0; stages.len()],
         optimizer_s: vec![0.0; stages.len()],
     };
-    let mut step_s = sweep.step_s(orders, &costs, Links::Queued)?;
+    let mut step_s = sweep.step_s(schedule, &costs, Links::Queued)?;
     for own in &peaks.stages {
         step_s = step_s.max(synchronise(&mut stages, own, sweep.last_backward_s()));
     }
@@ -329,7 +329,7 @@ pub fn evaluate(
     cluster: &Cluster,
     settings: &Settings,
     devices: &[Vec<u32>],
-    orders: &Schedule,
+    schedule: &Schedule,
 ) -> Result<(u32, bool, Run)> {
     settings.check()?;
     cluster.check()?;
@@ -342,32 +342,32 @@ pub fn evaluate(
         ));
     };
     let micro_batches = settings.global_batch / micro_batch;
-    if orders.rank_of_stage.len() != devices.len() || orders.total_micro_batches() != micro_batches {
+    if schedule.rank_of_stage.len() != devices.len() || schedule.total_micro_batches() != micro_batches {
         return Err(Error::argument(
             format!(
                 "`{}` runs {} stages and {} micro-batches, but there are {} stages and {micro_batches} micro-batches",
-                orders.name,
-                orders.rank_of_stage.len(),
-                orders.total_micro_batches(),
+                schedule.name,
+                schedule.rank_of_stage.len(),
+                schedule.total_micro_batches(),
                 devices.len(),
             ),
             "give each stage of the schedule its layers and its devices",
         ));
     }
-    let footprints = footprints(cluster, devices, orders)?;
+    let footprints = footprints(cluster, devices, schedule)?;
     let mut cost_cache =
-        CostCache::new((model, cluster, settings), micro_batch, recompute, &orders.rank_of_stage, footprints);
+        CostCache::new((model, cluster, settings), micro_batch, recompute, &schedule.rank_of_stage, footprints);
     let cuts: Vec<usize> = (0..=devices.len()).collect();
     let stages = cost_cache.of(&cuts)?;
-    Ok((micro_batch, recompute, run(orders, &Peaks::of(orders), stages, recompute, &mut Sweep::default())?))
+    Ok((micro_batch, recompute, run(schedule, &Peaks::of(schedule), stages, recompute, &mut Sweep::default())?))
 }
 
 /// Returns the numbers of devices by node of each rank. Checks that ranks and devices match.
-pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Schedule) -> Result<Vec<Vec<(u32, u32)>>> {
+pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], schedule: &Schedule) -> Result<Vec<Vec<(u32, u32)>>> {
     let mut rank_of_device: FxHashMap<u32, u32> = FxHashMap::default();
-    let mut footprints: Vec<Vec<(u32, u32)>> = vec![Vec::new(); orders.orders.len()];
+    let mut footprints: Vec<Vec<(u32, u32)>> = vec![Vec::new(); schedule.action_lists.len()];
     let mut first_of_rank: FxHashMap<u32, usize> = FxHashMap::default();
-    for (stage, (devices, &rank)) in devices.iter().zip(&orders.rank_of_stage).enumerate() {
+    for (stage, (devices, &rank)) in devices.iter().zip(&schedule.rank_of_stage).enumerate() {
         let first = *first_of_rank.entry(rank).or_insert(stage);
         if devices.is_empty() {
             return Err(Error::argument(format!("stage {stage} has no devices"), "add at least one device"));
@@ -382,7 +382,7 @@ pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Sched
             let known = *rank_of_device.entry(device).or_insert(rank);
             if known != rank {
                 return Err(Error::argument(
-                    format!("device {device} is on stages of rank {known} and of rank {rank} of `{}`", orders.name),
+                    format!("device {device} is on stages of rank {known} and of rank {rank} of `{}`", schedule.name),
                     "use a device for stages of one rank only",
                 ));
             }
@@ -397,13 +397,13 @@ pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Sched
         }
     }
     // Device i of a group holds replica i of all its stages, so their lists must be equal.
-    for (stage, (named, rank)) in devices.iter().zip(&orders.rank_of_stage).enumerate() {
+    for (stage, (named, rank)) in devices.iter().zip(&schedule.rank_of_stage).enumerate() {
         let first = first_of_rank[rank];
         if *named != devices[first] {
             return Err(Error::argument(
                 format!(
                     "stages {first} and {stage} are both on rank {rank} of `{}`, but on different devices",
-                    orders.name
+                    schedule.name
                 ),
                 "give all stages of a rank the same devices, in the same order",
             ));

@@ -1,0 +1,136 @@
+"""Parts of a job folder that differ between frameworks.
+
+`hpgo.jobs.folder` makes a folder of these parts, and `hpgo.jobs.scripts` the scripts that start it. Each framework has
+one module with a function `parts(plan, target)`, which `FRAMEWORKS` lists.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from hpgo.base.messages import join_words
+from hpgo.base.validated import Record
+from hpgo.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hpgo.export.targets import Target
+    from hpgo.llm.plan import LlmPlan
+
+PlaceholderKind = Literal["text", "file", "folder", "prefix", "path"]
+"""What `check.sh` accepts: any text; an existing file, folder, prefix of files, or file or folder."""
+
+
+SMOKE_STEPS = 5
+"""Steps of the smoke run. The first ones compile kernels and let caches grow, and the last three are measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placeholder(Record):
+    """A value that only the user knows. `env.sh` sets it as a shell variable of this name."""
+
+    name: str
+    """Name of the shell variable, for instance DATA_PATH."""
+    meaning: str
+    """Description in words that fit into one line of a comment."""
+    kind: PlaceholderKind = "text"
+    example: str = ""
+    """A value that shows the form, for the comment in `env.sh`."""
+    default: str = ""
+    """Value unless the user sets one; may use variables, as bash expands it."""
+    needed: Literal["always", "full", "train", "never"] = "train"
+    """Runs for which `check.sh` refuses an empty value: all, all but the reduced one, training only, or none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable(Record):
+    """An environment variable that `env.sh` exports to each rank."""
+
+    name: str
+    value: str
+    """Value, as bash expands it in double quotes."""
+    why: str
+    """Reason, in words that fit into one line of a comment."""
+    active: bool = True
+    """Whether it is exported. Otherwise the line is a comment that the user can activate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile(Record):
+    """A text file of the folder."""
+
+    name: str
+    text: str
+    holds: str
+    """Description of the content, for the table in README.md."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobParts(Record):
+    """The parts of a job folder that one framework determines.
+
+    Each rank runs `command` in the folder, with torchrun's environment variables (RANK, WORLD_SIZE, LOCAL_RANK, …) and
+    the variables of `env.sh`. The words of `arguments` and of `data` follow for training, and those of `arguments` and
+    of `smoke` for the smoke run. Words are written in bash: quoted where necessary, with `"$NAME"` for placeholders.
+    """
+
+    title: str
+    """Framework with its version, for instance `Megatron-LM 0.16`."""
+    command: tuple[str, ...]
+    """Words of bash that start one rank, without arguments that differ between training and the smoke run."""
+    arguments: tuple[str, ...] = ()
+    """Names of the files in `files` whose words follow the command in both runs."""
+    data: str = ""
+    """Content of `data.txt`: words for training, such as data, checkpoints and learning rates. Comments are allowed."""
+    smoke: str = ""
+    """Content of `smoke.txt`: words for five steps with synthetic data instead."""
+    files: tuple[JobFile, ...] = ()
+    placeholders: tuple[Placeholder, ...] = ()
+    environment: tuple[Variable, ...] = ()
+    check: tuple[str, ...] = ()
+    """Lines of bash that let the framework's own parser read the words in the array `arguments`, without GPUs.
+
+    `check.sh` runs them after it checked the placeholders and read `env.sh`. Variables of the shell: `JOB_RUN` (train,
+    smoke or small) and `RANKS` (number of ranks). A command that fails refuses the job, unless its exit code is 3: then
+    this machine lacks something, and the command has printed what.
+    """
+    needs: str = ""
+    """Python module without which `check` can't run. On machines without it, `check.sh` leaves the check out."""
+    step_line: str = ""
+    """Extended regular expression (`grep -E`) of a line with the time of a step in the framework's log."""
+    requirements: tuple[str, ...] = ()
+    """Lines of `requirements.txt`: packages with the versions that were tested."""
+    conversion: str = ""
+    """Command that converts a Hugging Face checkpoint to one that the plan can load, or empty."""
+    notes: tuple[str, ...] = ()
+    """Sentences for README.md: what the user has to know before the start."""
+
+
+FRAMEWORKS: Mapping[str, str] = MappingProxyType({"megatron": "hpgo.jobs.megatron:parts"})
+"""`module:function` that makes the parts, by the name of the framework. A new framework needs a row and its module."""
+
+
+def check_supported(target: Target) -> None:
+    """Raise ArgumentError for a framework without job folders."""
+    if target.name not in FRAMEWORKS:
+        raise ArgumentError(
+            f"job folders are not supported for {target.title}",
+            f"use {join_words(list(FRAMEWORKS), 'or')}, or name a file for `-o`",
+            code="unsupported",
+        )
+
+
+def parts_of(plan: LlmPlan, target: Target) -> JobParts:
+    """Return the parts of a job folder for `plan`.
+
+    Raises ArgumentError for a framework without job folders, and the errors of an export.
+    """
+    check_supported(target)
+    # Imported late, because each module needs its own exporter only.
+    module, function = FRAMEWORKS[target.name].split(":")
+    make: Callable[[LlmPlan, Target], JobParts] = getattr(importlib.import_module(module), function)
+    return make(plan, target)

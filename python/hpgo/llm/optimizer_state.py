@@ -1,0 +1,82 @@
+"""Bytes per parameter of Adam's state by number format: moments, the optimizer's copy of the weights, and gradients.
+
+Megatron-LM names the formats in `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-params-dtype`. DeepSpeed has
+`bf16_master_weights_and_grads` and `bf16_optimizer_states`, torchtitan `training.dtype`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpgo.llm.layer_context import VALUE
+from hpgo.llm.parallelism import MAX_ZERO
+
+if TYPE_CHECKING:
+    from hpgo.llm.layer_context import LayerContext
+    from hpgo.llm.parallelism import ParallelismConfig
+
+_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+_WIDE = 4
+
+
+def moment_bytes(config: ParallelismConfig) -> int:
+    """Return the bytes per parameter of both moments.
+
+    >>> from hpgo.llm.parallelism import ParallelismConfig
+    >>> [moment_bytes(ParallelismConfig(exp_avg_dtype=first)) for first in ("fp32", "bf16", "fp8")]
+    [8, 6, 5]
+    """
+    return _BYTES[config.exp_avg_dtype] + _BYTES[config.exp_avg_sq_dtype]
+
+
+def main_weight_bytes(config: ParallelismConfig) -> int:
+    """Return the bytes per parameter of the optimizer's copy of the weights that the column of weights does not count.
+
+    >>> from hpgo.llm.parallelism import ParallelismConfig
+    >>> [main_weight_bytes(ParallelismConfig(main_params_dtype=kind)) for kind in ("fp32", "fp16", "none")]
+    [4, 2, 0]
+    """
+    if config.main_params_dtype == "none":
+        # FSDP's shard is a tensor beside the gathered weights. With ZeRO stage 3 the column of weights counts it.
+        return VALUE if config.dtensor and 0 < config.zero_stage < MAX_ZERO else 0
+    # With ZeRO stage 3 the shard of the weights itself is in 32 bits, unless gradients are in 16 bits.
+    if config.main_params_dtype == "fp32" and config.zero_stage == MAX_ZERO and not config.grad_reduce_in_bf16:
+        return 0
+    return _BYTES[config.main_params_dtype]
+
+
+def shard_bytes(config: ParallelismConfig) -> int:
+    """Return the bytes per parameter of the shard of the weights with ZeRO stage 3."""
+    return VALUE if config.grad_reduce_in_bf16 or config.main_params_dtype != "fp32" else _WIDE
+
+
+def widened_bytes(context: LayerContext) -> int:
+    """Return the bytes per parameter in 32 bits that the optimizer step allocates for gradients and narrow state.
+
+    Gradients in 16 bits are copied unless the optimizer works in bf16. Transformer Engine's FusedAdam also copies each
+    moment in fewer than 32 bits, unless both are in bf16, and an fp16 copy of the weights (`get_unscaled_state`).
+    """
+    config = context.config
+    if config.main_params_dtype in {"bf16", "none"}:
+        return 0
+    moments = [] if config.adam_moments_in_bf16 else [config.exp_avg_dtype, config.exp_avg_sq_dtype]
+    narrow = sum(kind != "fp32" for kind in (*moments, config.main_params_dtype))
+    return _WIDE * (narrow + context.reduces_in_16_bits)
+
+
+def saved_traffic_bytes(config: ParallelismConfig) -> int:
+    """Return the bytes of memory traffic per parameter that an optimizer step saves on one with 32-bit state.
+
+    >>> from hpgo.llm.parallelism import ParallelismConfig
+    >>> moments = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+    >>> states = ({}, moments, moments | {"main_params_dtype": "none"})
+    >>> [saved_traffic_bytes(ParallelismConfig(**one)) for one in states]
+    [0, 8, 16]
+    """
+    # 30 bytes with 32-bit state: read a gradient, read and write both moments and the weight, write the 16-bit weight.
+    saved = 2 * (2 * _WIDE - moment_bytes(config))
+    if config.main_params_dtype == "none":
+        # The gradient is read in 16 bits, and the 16-bit weight is read instead of a copy in 32.
+        return saved + 2 * _WIDE + (_WIDE - VALUE) - VALUE
+    saved += 2 * (_WIDE - _BYTES[config.main_params_dtype])
+    return saved + (_WIDE - VALUE if config.main_params_dtype == "bf16" else 0)

@@ -1,0 +1,115 @@
+"""Layouts of pipelines: the layers of each stage, written like `--pipeline-model-parallel-layout` of Megatron-LM.
+
+`E` is the embedding, `t` a transformer layer, `m` a layer for multi-token prediction, `L` the LM head with the loss,
+and `|` ends a stage. `x*3` repeats a character, `(tt|)*3` a group, and commas are ignored. Stage s is on rank s mod p.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpgo.base.messages import pluralize, shorten
+from hpgo.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MAX_LENGTH = 10_000
+"""Largest length of a layout whose repetitions are written out. No model has as many layers. Not tuned."""
+_REPEATED = (re.compile(r"\(([^)]+)\)\*(\d{1,4})"), re.compile(r"(.)\*(\d{1,4})"))
+"""Repetitions, in the order in which Megatron-LM writes them out (`parse_str_to_list`)."""
+_COUNTS = re.compile(r"\d{1,4}(?:\s*,\s*\d{1,4})*")
+HINT = "write it like `Et*3|(tt|)*29,m|L`, or as the layers of each stage: `7,8,9,8`"
+
+
+class PipelineLayout(NamedTuple):
+    """The layers of all stages of a pipeline, in the order of the stages."""
+
+    counts: tuple[int, ...]
+    """Number of transformer layers of each stage."""
+    further: tuple[int, ...]
+    """Number of layers for multi-token prediction of each stage."""
+
+
+def layout_text(counts: Sequence[int], further: int = 0) -> str:
+    """Return a layout with the layers of each stage, and layers that predict `further` tokens on the last one.
+
+    >>> layout_text([3, 0, 4]), layout_text([3, 0], further=1)
+    ('Et*3||t*4L', 'Et*3|mL')
+    """
+    return f"E{'|'.join(f't*{count}' if count else '' for count in counts)}{'m' * further}L"
+
+
+def layout_of(given: str | Sequence[int], further: int) -> str:
+    """Return a layout as text, given as such or as the layers of each stage.
+
+    >>> layout_of("7, 8,9,8", 1), layout_of("Et|tL", 0)
+    ('Et*7|t*8|t*9|t*8mL', 'Et|tL')
+    """
+    if isinstance(given, str):
+        text = given.strip()
+        if not _COUNTS.fullmatch(text):
+            return text
+        given = [int(count) for count in text.split(",")]
+    elif not given or any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in given):
+        raise ArgumentError(f"pipeline_layout is {shorten(str(given))}, but stages have whole numbers of layers", HINT)
+    return layout_text(given, further)
+
+
+@lru_cache(maxsize=256)
+def parse_layout(text: str) -> PipelineLayout:
+    """Return the layers of a layout. Raise ArgumentError unless Megatron-LM accepts it for some model.
+
+    >>> parse_layout("Et*3|(tt|)*2,m|L")
+    PipelineLayout(counts=(3, 2, 2, 0, 0), further=(0, 0, 0, 1, 0))
+    """
+    written = text.replace(",", "").replace(" ", "")
+    for pattern in _REPEATED:
+        if sum(len(group) * int(count) for group, count in pattern.findall(written)) > _MAX_LENGTH:
+            raise _refused(text, f"has more than {_MAX_LENGTH} layers and stages")
+        written = pattern.sub(lambda found: found[1] * int(found[2]), written)
+    if unknown := next((one for one in written if one not in "EtmL|"), None):
+        raise _refused(text, f"has the character `{unknown}`, which is none of E, t, m, L and |")
+    layers = written.replace("|", "")
+    if layers[:1] + layers[-1:] != "EL" or layers.count("E") + layers.count("L") != 2:
+        raise _refused(text, "must begin with its only E and end with its only L")
+    if "t" in layers.partition("m")[2]:
+        raise _refused(text, "must have all t before m")
+    stages = written.split("|")
+    found = PipelineLayout(tuple(one.count("t") for one in stages), tuple(one.count("m") for one in stages))
+    if sum(count > 0 for count in found.further) > 1:
+        raise _refused(text, "must have all m in one stage")
+    return found
+
+
+def check_layout(text: str, *, pp: int, vpp: int, layers: int | None = None, further: int = 0, model: str = "") -> None:
+    """Raise ArgumentError unless a layout has the stages of a pipeline, and the layers of a model if they are given.
+
+    >>> check_layout("Ett|ttL", pp=2, vpp=1, layers=4)
+    """
+    found = parse_layout(text)
+    stages = len(found.counts)
+    if stages != pp * vpp:
+        fits = f"use vpp={stages // pp}" if stages % pp == 0 else f"use a pp that divides {stages}"
+        raise ArgumentError(
+            f"pipeline_layout has {pluralize(stages, 'stage')}, but pp {pp} x vpp {vpp} has {pp * vpp}", fits
+        )
+    # Megatron-LM runs multi-token prediction only in a rank's last virtual stage.
+    if any(found.further[: pp * (vpp - 1)]):
+        raise _refused(text, f"must have m in one of the last {pp} stages, the last virtual stage of a rank")
+    if layers is None:
+        return
+    for count, wanted, what in (
+        (sum(found.counts), layers, "t for its layers"),
+        (sum(found.further), further, "m for its multi-token prediction"),
+    ):
+        if count != wanted:
+            raise ArgumentError(
+                f"pipeline_layout has {count} {what}, but `{model}` has {wanted}", HINT, code="mismatch"
+            )
+
+
+def _refused(text: str, why: str) -> ArgumentError:
+    return ArgumentError(f"pipeline_layout is `{shorten(text)}`, but it {why}", HINT)
