@@ -37,8 +37,8 @@ def canonical(config: ParallelismConfig, model: Transformer) -> ParallelismConfi
     # Experts may have replicas even if other weights have none.
     if max(config.dp_cp_size, config.expert_dp_size if model.experts else 1) == 1:
         changes |= {"overlap_dp_comm": False}
-        # Stage 3 keeps weights in other formats even on one GPU. Narrow optimizer state and flat gradients depend on the
-        # stage, too.
+        # Stage 3 keeps weights in other formats even on one GPU. Narrow optimizer state and flat gradients also depend
+        # on the stage.
         if config.zero_stage < MAX_ZERO and not (config.flatten_gradients or config.has_narrow_state):
             changes |= {"zero_stage": 0}
     counts = split_layers(model.layers, config.pp, config.vpp, config.ends, laid_out=bool(model.experts))

@@ -83,7 +83,7 @@ class PlanOptions(TrainingOptions):
         metavar="N|fastest",
         help="Row of the list to report and write.  [1]",
     )
-    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg .png .pdf .html) or job (FOLDER/).")
+    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg …) or job (FOLDER/).")
     on: LauncherName = ON_LAUNCHER
     pareto: str | None = option(
         "--pareto", type=STILL, metavar="FILE", help="Draw the Pareto front of step time and memory."
@@ -103,13 +103,11 @@ class PlanOptions(TrainingOptions):
 def command(options: PlanOptions) -> None:
     """Find the configurations with the shortest step that fit in memory.
 
-    The search covers everything that the framework runs, on all GPUs or fewer, and proves the shortest estimated step.
-    Of equally fast configurations, the list has the simplest first.
+    The search covers all that the framework runs, on all GPUs or fewer. The simplest of equally fast ones comes first.
 
     \b
     Examples:
-      hpgo llm plan llama-3-70b -c h100:8 -b 256 --seq-length 8192
-      hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 --fix tp=2 -o job/
+      hpgo llm plan llama-3-70b -c h100:8 -b 256 --seq-length 8192 --fix tp=8 -o job/
     """
     from hpgo.hardware.cluster import Cluster
     from hpgo.llm.estimate import stack_on
