@@ -134,6 +134,15 @@ def test_the_reduced_plan_keeps_each_kind_of_layer_and_fits_on_a_node(kind: str)
     assert before.ep % after.ep == 0
 
 
+def test_the_reduced_plan_has_no_layout_of_all_layers() -> None:
+    cluster = hpgo.Cluster.preset("h100:2")
+    ask = {"global_batch_size": 64, "seq_length": 4096, "tp": 4, "pp": 2}
+    one = hpgo.estimate_llm("llama-3-8b", cluster, pipeline_layout="Et*15|t*17L", **ask)  # type: ignore[arg-type]
+    small = reduced(hpgo.LlmPlan.of(one, "llama-3-8b", cluster))
+    assert small is not None
+    assert small.layer_counts == (1, 1)
+
+
 def test_a_model_of_few_layers_has_no_reduced_plan() -> None:
     plan = plan_of("node")
     model = replace(plan.transformer, layers=2)

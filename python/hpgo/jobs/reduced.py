@@ -93,7 +93,7 @@ def _configs(config: ParallelismConfig, gpus: int) -> Iterator[ParallelismConfig
                 for zero_stage in dict.fromkeys((config.zero_stage, 0)):
                     yield replace(
                         config, pp=pp, vpp=1, pp_schedule="1f1b", cp=cp, ep=ep, dp=dp, dp_replicate=1,
-                        zero_stage=zero_stage, first_rank_layers=None, last_rank_layers=None,
+                        zero_stage=zero_stage, first_rank_layers=None, last_rank_layers=None, pipeline_layout=None,
                         recompute_num_layers=None if config.recompute_num_layers is None else 1, recompute_every=None,
                         cpu_offload_num_layers=min(config.cpu_offload_num_layers, 1),
                     )  # fmt: skip
