@@ -107,8 +107,8 @@ def main():
         loss = train_step(engine, batches)
         took_s = time.perf_counter() - began_s
         if torch.distributed.get_rank() == 0:
-            words = f"step {step} of {options.steps}: loss {float(loss):.4f}, iter time (s): {took_s:.4f}__RATE__"
-            print(words, flush=True)
+            line = f"step {step} of {options.steps}: loss {float(loss):.4f}, iter time (s): {took_s:.4f}__RATE__"
+            print(line, flush=True)
         if options.save and not options.smoke and step % options.save_interval == 0:
             engine.save_checkpoint(options.save, client_state={"step": step})
     if torch.cuda.is_available():
