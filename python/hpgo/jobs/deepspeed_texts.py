@@ -107,8 +107,8 @@ def main():
         loss = train_step(engine, batches)
         took_s = time.perf_counter() - began_s
         if torch.distributed.get_rank() == 0:
-            words = f"step {step} of {options.steps}: loss {float(loss):.4f}, iter time (s): {took_s:.4f}__RATE__"
-            print(words, flush=True)
+            line = f"step {step} of {options.steps}: loss {float(loss):.4f}, iter time (s): {took_s:.4f}__RATE__"
+            print(line, flush=True)
         if options.save and not options.smoke and step % options.save_interval == 0:
             engine.save_checkpoint(options.save, client_state={"step": step})
     if torch.cuda.is_available():
@@ -316,7 +316,6 @@ from types import SimpleNamespace
 
 ranks = int(sys.argv.pop(1))
 
-import torch
 import train
 from deepspeed.runtime import config as parser
 
@@ -334,6 +333,8 @@ found = train.parameters_of_model()
 if found != __PARAMETERS__:
     sys.exit(f"error: the model has {found:,} parameters, but the plan is for __SHOWN__")"""
 CHECK_LAYERS = """\
+import torch
+
 with torch.device("meta"):
     for name in train.LAYERS:
         try:
