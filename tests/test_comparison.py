@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,9 @@ import hpgo
 from hpgo.cli.main import group
 from hpgo.llm.comparison import NAMES, changed, differences, neighbours, read_changes
 from hpgo.llm.estimate import estimate_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CLUSTER = hpgo.Cluster.preset("h100:2")
 MODEL = hpgo.Transformer(
@@ -241,3 +245,40 @@ def test_words_that_are_no_degrees_are_usage_errors(plan) -> None:
     assert "did you mean `tp`" in done.output
     assert CliRunner().invoke(group, ["llm", "explain"]).exit_code == 2
     assert CliRunner().invoke(group, ["llm", "explain", str(plan.parent / "absent.json")]).exit_code == 1
+
+
+def test_why_not_compares_with_the_fastest_configuration_that_has_the_values(plan: Path) -> None:
+    held = hpgo.LlmPlan.read(plan)
+    known = held.estimate
+    ask = {"global_batch_size": known.global_batch_size, "seq_length": known.seq_length, "devices": known.gpus}
+    fixed = hpgo.plan_llm(held.transformer, held.cluster, **ask, stack=known.stack, fix={"tp": 4}, top=1)
+    done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--why-not", "tp=4", "--json"])
+    found = json.loads(done.stdout)
+    assert found["fixed"] == {"tp": 4}
+    assert found["other"]["tp"] == 4
+    assert found["longer_s"] == pytest.approx(fixed.fastest.step_s - known.step_s)
+    assert found["configurations"] == fixed.configurations
+    said = CliRunner().invoke(group, ["llm", "explain", str(plan), "--why-not", "tp=4"]).stdout
+    assert "configurations with tp 4, beside the plan's" in " ".join(said.split())
+    assert "TP communication" in said
+
+
+@pytest.mark.parametrize(
+    ("fixed", "says"),
+    [
+        ("zero_stage=3", "No configuration has zero-stage 3: Megatron-LM does not support zero-stage 3"),
+        ("tp=16", "No configuration has tp 16: tp 16 does not divide the 8 GPUs of a node"),
+        ("sp=no", "there is no degree `sequence_parallel` to fix or exclude"),
+    ],
+)
+def test_why_not_names_the_rule_that_leaves_no_configuration(plan: Path, fixed: str, says: str) -> None:
+    done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--why-not", fixed])
+    assert done.exit_code == 0
+    assert says in " ".join(done.stdout.split())
+
+
+def test_one_comparison_at_a_time(plan: Path) -> None:
+    words = ["llm", "explain", str(plan), "--why-not", "tp=4", "--compare-with", "tp=4"]
+    done = CliRunner().invoke(group, words)
+    assert done.exit_code == 2
+    assert "give one of --compare-with and --why-not" in done.output

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from itertools import product
+from math import gcd, inf
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +17,10 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.cli.main import group
+from hpgo.llm.best_first import mesh_of
+from hpgo.llm.canonical import canonical
+from hpgo.llm.fewer_gpus import part_of
+from hpgo.llm.simplicity import preference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,18 +80,41 @@ def every_way(model, cluster: hpgo.Cluster, batch: int, seq: int) -> dict[tuple,
     return found
 
 
-def listed(every: dict[tuple, hpgo.LlmEstimate], room_bytes: float) -> list[hpgo.LlmEstimate]:
-    """Those that fit, with no more computed anew than they must or all; of those that differ in cuts the quickest."""
+def fitting(every: dict[tuple, hpgo.LlmEstimate], room_bytes: float) -> list[hpgo.LlmEstimate]:
+    """Those that fit, with no more computed anew than they must, or all."""
     fit = {key: one for key, one in every.items() if max(stage.peak_bytes for stage in one.stages) <= room_bytes}
-    found: dict[tuple, hpgo.LlmEstimate] = {}
-    for (degrees, cut, recomputed, count), one in fit.items():
+    found = []
+    for (degrees, cut, _, count), one in fit.items():
         fewer = [("none", None), *(("full", less) for less in range(1, count))] if count is not None else []
-        if any((degrees, cut, *less) in fit for less in fewer):
-            continue
-        kind = degrees, recomputed, count is None
-        if kind not in found or one.step_s < found[kind].step_s:
-            found[kind] = one
-    return sorted(found.values(), key=lambda one: one.step_s)
+        if not any((degrees, cut, *less) in fit for less in fewer):
+            found.append(one)
+    return found
+
+
+def to_choose_from(fit: list[hpgo.LlmEstimate], sure: list[hpgo.LlmEstimate], top: int) -> list[hpgo.LlmEstimate]:
+    """The list: of each of the quickest meshes the preferred one, which fits for `sure` if one does, and the best two.
+
+    All of this is what docs/llm.md says, written down a second time.
+    """
+    fastest = min(fit, key=lambda one: one.step_s)
+    max_s = fastest.step_s * 1.07
+
+    def preferred(most_s: float, mesh: object = None) -> hpgo.LlmEstimate:
+        for pool in (sure, fit):
+            some = [one for one in pool if one.step_s <= most_s and mesh in {None, mesh_of(one.parallelism)}]
+            if some:
+                return min(some, key=preference)
+        raise AssertionError("the mesh has a configuration")
+
+    meshes: dict[object, float] = {}
+    for one in sorted(fit, key=lambda one: one.step_s):
+        meshes.setdefault(mesh_of(one.parallelism), one.step_s)
+    rows = [preferred(max_s), fastest]
+    rows += [preferred(max_s if s <= max_s else s * 1.07, mesh) for mesh, s in list(meshes.items())[:top]]
+    rows = [one for at, one in enumerate(rows) if one not in rows[:at]]
+    return sorted((one for one in rows if one.step_s <= max_s), key=preference) + sorted(
+        (one for one in rows if one.step_s > max_s), key=lambda one: one.step_s
+    )
 
 
 @given(
@@ -98,27 +127,87 @@ def listed(every: dict[tuple, hpgo.LlmEstimate], room_bytes: float) -> list[hpgo
 @settings(max_examples=examples(25))
 def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, top: int, share: float) -> None:
     cluster = hpgo.Cluster.preset("h100").first(gpus)
+    asked = {"global_batch_size": batch, "seq_length": 1024, "top": top}
     every = every_way(model, cluster, batch, 1024)
     if not every:
         with pytest.raises(hpgo.errors.ArgumentError, match="no configuration divides"):
-            hpgo.plan_llm(model, cluster, global_batch_size=batch, seq_length=1024, top=top)
+            hpgo.plan_llm(model, cluster, devices=gpus, **asked)
         return
     # Some of them fit, or all, or none.
     peaks = sorted(max(stage.peak_bytes for stage in one.stages) for one in every.values())
     room_bytes = peaks[0] * 0.999 + share**2 * (peaks[-1] - peaks[0])
-    asked = {"global_batch_size": batch, "seq_length": 1024, "top": top, "reserved_bytes": 80e9 - room_bytes}
-    fitting = listed(every, 80e9 - asked["reserved_bytes"])
-    if not fitting:
+    asked |= {"reserved_bytes": 80e9 - room_bytes}
+    room_bytes = 80e9 - asked["reserved_bytes"]
+    fit = fitting(every, room_bytes)
+    if not fit:
         with pytest.raises(hpgo.errors.InfeasibleError, match="no configuration fits in memory: the smallest"):
-            hpgo.plan_llm(model, cluster, **asked)
+            hpgo.plan_llm(model, cluster, devices=gpus, **asked)
         return
-    found = hpgo.plan_llm(model, cluster, **asked)
+    found = hpgo.plan_llm(model, cluster, devices=gpus, **asked)
     assert found.configurations == len(every)
+    wanted = to_choose_from(fit, fitting(every, min(room_bytes, 80e9 / 1.06)), top)
     # To the last figure, though families share what their ways have in common.
-    assert [one.step_s for one in found.estimates] == [one.step_s for one in fitting[:top]]
+    assert [one.step_s for one in found.estimates] == [one.step_s for one in wanted]
+    assert found.fastest.step_s == min(one.step_s for one in fit)
+    assert (found.best, len(found.alike)) == (found.estimates[0], sum(one in found.alike for one in found.estimates))
     stages = {(one.step_s, one.stages) for one in every.values()}
     assert {(one.step_s, one.stages) for one in found.estimates} <= stages
-    assert found.simulated <= found.bounded <= found.configurations
+    plain = {canonical(one.parallelism, model) for one in found.estimates}
+    assert len(plain) == len(found.estimates), "no two rows run the same"
+
+
+@given(
+    model=models.filter(lambda model: model.layers < 3 and not model.experts),
+    shape=st.sampled_from([(1, 3), (1, 4), (2, 2), (3, 1)]),
+    batch=st.sampled_from([1, 2, 3]),
+)
+@settings(max_examples=examples(9))
+def test_fewer_gpus_are_used_where_no_more_of_them_are_quicker(model, shape: tuple[int, int], batch: int) -> None:
+    nodes, each = shape
+    cluster = hpgo.Cluster.of(nodes=nodes, devices_per_node=each, intra_gbit_s=3600, inter_gbit_s=400 * each)
+    node = replace(cluster.nodes[0], device=hpgo.Cluster.preset("h100").nodes[0].device)
+    cluster = replace(cluster, nodes=(node,) * nodes)
+    quickest: dict[int, float] = {}
+    for count, gpus in product(range(1, nodes + 1), range(1, each + 1)):
+        divided = batch * gcd(model.heads, model.kv_heads, model.ffn) * 64
+        if gpus < each and divided % gpus:
+            continue
+        fit = fitting(every_way(model, part_of(cluster, count, gpus), batch, 1024), 80e9)
+        steps = [one.step_s for one in fit] + [quickest.get(count * gpus, inf)]
+        quickest[count * gpus] = min(steps)
+    least_s = min(quickest.values())
+    if least_s == inf:
+        return
+    used = max(count for count, step_s in quickest.items() if step_s == least_s)
+    found = hpgo.plan_llm(model, cluster, global_batch_size=batch, seq_length=1024, top=1)
+    assert (found.fastest.step_s, found.cluster.devices, found.available) == (least_s, used, nodes * each)
+    assert all(one.gpus == used for one in found.estimates)
+    if used == nodes * each:
+        assert found.on_all is None
+    elif quickest[nodes * each] < inf:
+        assert found.on_all.step_s == quickest[nodes * each]
+        assert found.on_all.gpus == nodes * each
+
+
+def test_gpus_that_slow_a_step_down_stay_idle() -> None:
+    big = hpgo.Transformer(layers=40, hidden=8192, heads=64, kv_heads=8, head_dim=128, ffn=28672, vocab=128256)
+    ask = {"global_batch_size": 8, "seq_length": 4096, "framework": "deepspeed", "top": 1}
+    found = hpgo.plan_llm(big, "h200:2", **ask)
+    on_8, on_16 = (hpgo.plan_llm(big, "h200:2", devices=count, **ask).fastest for count in (8, 16))
+    assert on_16.step_s > 1.3 * on_8.step_s
+    assert (found.fastest, found.on_all) == (on_8, on_16)
+    assert (found.cluster.devices, found.available, found.plan().cluster.devices) == (8, 16, 8)
+    assert hpgo.plan_llm(big, "h200:2", devices=16, **ask).any_count is False
+
+
+def test_64_gpus_of_a_rack_of_72_are_used_and_each_keeps_its_nic() -> None:
+    ask = {"global_batch_size": 256, "seq_length": 8192, "top": 1}
+    found = hpgo.plan_llm("llama-3-8b", "gb200:1", **ask, framework="torchtitan")
+    assert (found.cluster.devices, found.on_all) == (64, None), "no configuration divides among 72"
+    two = hpgo.plan_llm("llama-3-8b", "gb200:2", **ask)
+    assert [node.count for node in two.cluster.nodes] == [64, 64]
+    whole = hpgo.Cluster.preset("gb200:2")
+    assert two.cluster.inter.collective_bytes_per_s / 64 == whole.inter.collective_bytes_per_s / 72
 
 
 def test_memory_that_is_left_alone_is_left_alone() -> None:
@@ -160,7 +249,11 @@ def test_json_has_the_ways_in_order() -> None:
     done = CliRunner().invoke(group, [*PLAN, "--json", "--devices", "4"])
     found = json.loads(done.stdout)
     steps = [one["step_s"] for one in found["estimates"]]
-    assert steps == sorted(steps)
+    alike = found["alike"]
+    assert steps[alike:] == sorted(steps[alike:])
+    assert max(steps[:alike]) <= 1.07 * min(steps) < min([*steps[alike:], inf])
+    assert steps[found["fastest"] - 1] == min(steps)
+    assert (found["best"], found["gpus"], found["available_gpus"]) == (1, 4, 4)
     assert {one["gpus"] for one in found["estimates"]} == {4}
     assert found["configurations"] >= found["simulated"] >= len(steps)
 

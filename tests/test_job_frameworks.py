@@ -80,21 +80,39 @@ def check_python(files: dict[str, str]) -> None:
                 assert {alias.name for alias in node.names} <= defined[node.module]
 
 
+def check_names(files: dict[str, str], folder: Path) -> None:
+    """Asserts that no module uses a name before it has a value, or imports one in vain."""
+    for name, text in files.items():
+        if name.endswith(".py"):
+            (folder / name).write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_each_framework_has_parts_of_its_own() -> None:
     assert {name.partition("@")[0] for name in FRAMEWORKS} == {"megatron", "torchtitan", "deepspeed", "torch"}
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["llama-3-8b", "llama-3-70b"])
-def test_modules_of_a_transformers_folder_parse(target: str, name: str) -> None:
-    files = texts(llm(target, replace(TRANSFORMERS[name], layers=4)), target)
-    check_python(files)
-    assert {"check_config.py"} < files.keys()
+def test_modules_of_a_transformers_folder_parse(target: str, name: str, tmp_path: Path) -> None:
+    for given in ({}, {"pp": 2, "zero_stage": 2 if "titan" in target else 1, "overlap_dp_comm": False}):
+        files = texts(llm(target, replace(TRANSFORMERS[name], layers=4), **given), target)
+        check_python(files)
+        check_names(files, tmp_path)
+        assert {"check_config.py"} < files.keys()
 
 
 @pytest.mark.parametrize("target", [*TARGETS, "torch"])
-def test_modules_of_a_folder_of_layers_parse(target: str) -> None:
-    check_python(texts(layers(target), target))
+def test_modules_of_a_folder_of_layers_parse(target: str, tmp_path: Path) -> None:
+    files = texts(layers(target), target)
+    check_python(files)
+    check_names(files, tmp_path)
 
 
 def test_torchtitan_starts_from_its_registry_or_builds_the_model() -> None:

@@ -9,10 +9,12 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_spaces import ASKED, TINY
+from test_spaces import ASKED, TINY, all_that_is_run
 
 import hpgo
 from hpgo.cli.main import group
+from hpgo.llm.canonical import canonical
+from hpgo.llm.simplicity import preference
 from hpgo.llm.validated_features import EVERYWHERE, VALIDATED, features_of
 
 if TYPE_CHECKING:
@@ -31,17 +33,18 @@ def test_of_ways_within_the_error_the_best_relies_on_the_least_that_nobody_measu
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(VALIDATED, "H100", tuple(known))
         patch.setattr("hpgo.llm.search.RELATIVE_ERROR", error)
-        every = hpgo.plan_llm(TINY, cluster, **ASKED, framework="torchtitan", top=1000).estimates
-        found = hpgo.plan_llm(TINY, cluster, **ASKED, framework="torchtitan", top=top)
-        assert len(every) < 1000
-        assert all(set(one.unvalidated_features) == set(features_of(one.parallelism)) - known for one in every)
-        alike = [one for one in every if one.step_s <= every[0].step_s * (1 + error)]
-        wanted = min((len(one.unvalidated_features), one.step_s) for one in alike)
-        assert (len(found.best.unvalidated_features), found.best.step_s) == wanted
-        assert [one.step_s for one in found.estimates[:top]] == [one.step_s for one in every[:top]]
-        assert len(found.estimates) <= top + 1
-        assert found.plan().estimate == found.best
-        assert found.plan(1).estimate == found.estimates[0]
+        every = all_that_is_run("torchtitan", TINY, cluster)
+        found = hpgo.plan_llm(TINY, cluster, **ASKED, framework="torchtitan", top=top, devices=2)
+        for one in found.estimates:
+            assert set(one.unvalidated_features) == set(features_of(canonical(one.parallelism, TINY))) - known
+        least_s = min(one.step_s for one in every)
+        assert found.fastest.step_s == pytest.approx(least_s)
+        alike = [one for one in every if one.step_s <= least_s * (1 + error)]
+        wanted = min(preference(one) for one in alike)
+        assert preference(found.best)[:3] == wanted[:3]
+        assert found.best.step_s == pytest.approx(wanted[3])
+        assert len(found.estimates) <= top + 2
+        assert found.plan().estimate == found.plan(1).estimate == found.best
 
 
 def test_what_everything_relies_on_decides_nothing() -> None:
@@ -101,16 +104,17 @@ def test_the_list_says_which_is_taken_and_explain_marks_what_is_next_to_it(tmp_p
     words += ["--framework", "torchtitan", "--top", 2]
     said = said_of(*words, "-o", path)
     assert "?: No published step on this device type has validated cp" in said
-    assert "So the best configuration is number 3: it uses fewer of these features" in said
-    assert said.startswith("llama-3-70b on a100:8 (64 GPUs), 8192 tokens per sequence, global batch 128 Best")
+    assert "Number 1 uses fewer of these features. To choose otherwise, use `--choose`" in said
+    assert said.startswith("llama-3-70b on a100:8 (64 GPUs), 8192 tokens per sequence, global batch 128 Recommended")
     assert hpgo.LlmPlan.read(path).estimate.parallelism.named().rpartition(", ")[0] in said
     found = json.loads(said_of(*words, "--json"))
-    assert (found["best"], len(found["estimates"])) == (3, 3)
-    best, fastest = (set(found["estimates"][place]["unvalidated_features"]) for place in (2, 0))
-    assert best < fastest
+    assert (found["best"], found["fastest"]) == (1, len(found["estimates"]))
+    best, fastest = (set(found["estimates"][found[one] - 1]["unvalidated_features"]) for one in ("best", "fastest"))
+    assert len(best) < len(fastest)
     assert "cp" in fastest
+    assert "has validated cp" in said_of("llm", "explain", path, "--compare-with", "cp=2,tp=4")
+    said_of(*words, "--fix", "pp=4", "-o", path)
     against = ["llm", "explain", path, "--compare-with", "cp=2,tp=4"]
-    assert "has validated cp" in said_of(*against)
     assert json.loads(said_of(*against, "--json"))["unvalidated_features"] == ["cp", "zero 2 with pp"]
     said_of("llm", "plan", "llama-3-8b", "-c", "a100:1", "-b", 8, "--seq-length", 8192, "-o", path)
     assert "fits; cp not validated" in said_of("llm", "explain", path)

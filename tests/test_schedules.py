@@ -47,10 +47,7 @@ def test_examples_in_the_documentation_run(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_documented_table_is_the_table_of_the_program() -> None:
     page = (ROOT / "docs/schedules.md").read_text()
-    rows = [
-        f"| `{row.name}` | {row.summary} | {row.limits} | {row.peak} | {row.bubble} |"
-        for row in hpgo.schedules()
-    ]
+    rows = [f"| `{row.name}` | {row.summary} | {row.limits} | {row.peak} | {row.bubble} |" for row in hpgo.schedules()]
     assert "\n".join(rows) in page
 
 

@@ -14,6 +14,7 @@ from hpgo.base.messages import pluralize
 from hpgo.base.quoting import in_comment
 from hpgo.base.units import format_bytes
 from hpgo.errors import ArgumentError, InfeasibleError
+from hpgo.llm.canonical import canonical
 from hpgo.llm.estimate import schedule_of
 from hpgo.llm.frameworks import FrameworkSupport, framework_support
 
@@ -55,9 +56,8 @@ class LlmExportJob:
             raise ArgumentError(f"{row.title} {lack.why}", lack.hint, code="unsupported")
         # A plan may have been made for another framework, so its rules are checked again for this one.
         model = plan.transformer
-        why = rules.broken(
-            estimate.parallelism, micro_batches=estimate.micro_batches, experts=bool(model.experts), tied=model.tied
-        )
+        config = canonical(estimate.parallelism, model)
+        why = rules.broken(config, micro_batches=estimate.micro_batches, experts=bool(model.experts), tied=model.tied)
         if why:
             # A name alone means the latest version, whose rules may differ.
             named = row.name if framework_support(row.name)[0] == row else target.framework
@@ -68,8 +68,8 @@ class LlmExportJob:
 
     @property
     def config(self) -> ParallelismConfig:
-        """The parallelism configuration of the plan."""
-        return self.plan.estimate.parallelism
+        """The parallelism configuration of the plan, in its canonical form: settings without effect are not written."""
+        return canonical(self.plan.estimate.parallelism, self.model)
 
     @property
     def model(self) -> Transformer:

@@ -323,7 +323,6 @@ from types import SimpleNamespace
 
 ranks = int(sys.argv.pop(1))
 
-import torch
 import train
 from deepspeed.runtime import config as parser
 
@@ -341,6 +340,8 @@ found = train.parameters_of_model()
 if found != __PARAMETERS__:
     sys.exit(f"error: the model has {found:,} parameters, but the plan is for __SHOWN__")"""
 CHECK_LAYERS = """\
+import torch
+
 with torch.device("meta"):
     for name in train.LAYERS:
         try:

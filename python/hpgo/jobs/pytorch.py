@@ -55,7 +55,7 @@ def loss(output, target):
 
 def batches(options):
     """Yield pairs of inputs and targets, with GLOBAL_BATCH_SIZE samples each; synthetic ones with `options.smoke`."""
-    raise NotImplementedError("write batches(options) in train.py")
+    raise NotImplementedError(f"write batches(options) in train.py: {GLOBAL_BATCH_SIZE} samples each")
 
 
 def optimizer():

@@ -7,10 +7,11 @@ estimates few of them one by one.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from heapq import heapify, heappop
 from itertools import product
+from math import inf
 from typing import TYPE_CHECKING, get_args
 
 from hpgo.base.divisors import divisors
@@ -27,6 +28,7 @@ from hpgo.llm.step_time import LayerCosts, PipelineStages, kinds_of, transfer
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from hpgo.llm.gpus import Gpus
     from hpgo.llm.layer_context import LayerContext
     from hpgo.llm.parallelism import ParallelismConfig, PipelineSchedule
     from hpgo.llm.search_space import SearchSpace
@@ -37,6 +39,8 @@ class ConfigGroup:
     """Configurations that differ only in layer splits, in ZeRO stages, and in recomputation."""
 
     costs: LayerCosts
+    gpus: Gpus
+    """GPUs of the configurations. Those of `costs` may be others, on which a layer takes the same time."""
     pp: int
     dp: int
     micro_batches: int
@@ -62,11 +66,14 @@ class ConfigGroup:
         """Tighter lower bound on all step times, which evaluates every layer split."""
         return self.bound_s if self.pp == 1 else float(self._bounds.steps_s.min())
 
-    @property
-    def common(self) -> ParallelismConfig:
-        """The features that all configurations of the group use at least, as a configuration that no framework runs."""
-        shape, schedule = self.costs.context.config, self.splits.schedule
-        return shape if schedule == "1f1b" else replace(shape, pp=self.pp, vpp=2, pp_schedule=schedule)
+    @cached_property
+    def plainest(self) -> ParallelismConfig:
+        """A configuration with the fewest features of the group. It need not be in the group, nor run anywhere."""
+        again = not self.some and all(self.recomputed)
+        # Hybrid sharding needs a ZeRO stage, and the lowest one has the fewest features.
+        zero_stage = 0 if self.dp_replicate == 1 else min(self.zero_stages)
+        plain = self._config(min(one.vpp for one in self.splits.found), zero_stage)
+        return replace(plain, recompute="full") if again else plain
 
     @property
     def count(self) -> int:
@@ -89,14 +96,23 @@ class ConfigGroup:
 
     def stages(self, one: Candidate) -> PipelineStages:
         """Return the stages of a candidate, without recomputation unless it recomputes all layers."""
+        config = self.config_of(one)
+        if one.recomputed not in {NONE, ALL}:
+            config = replace(config, recompute=self.costs.context.config.recompute)
+        return PipelineStages(self._context(config), self.micro_batches, self.costs)
+
+    def _context(self, config: ParallelismConfig) -> LayerContext:
+        return replace(self.costs.context, config=config, gpus=self.gpus)
+
+    def config_of(self, one: Candidate) -> ParallelismConfig:
+        """Return the configuration of a candidate. If it recomputes some layers, their number is still open."""
         split = self.splits.found[one.split]
-        config = replace(
+        return replace(
             self._config(split.vpp, self.zero_stages[one.zero]),
             first_rank_layers=split.first_rank_layers,
             last_rank_layers=split.last_rank_layers,
-            recompute="full" if one.recomputed == ALL else self.costs.context.config.recompute,
+            recompute=self.costs.context.config.recompute if one.recomputed == NONE else "full",
         )
-        return PipelineStages(replace(self.costs.context, config=config), self.micro_batches, self.costs)
 
     def _config(self, vpp: int, zero_stage: int) -> ParallelismConfig:
         return replace(
@@ -107,24 +123,31 @@ class ConfigGroup:
     @cached_property
     def _bounds(self) -> GroupBounds:
         # The context holds a shape, whose dp is 1, but the distance between pipeline ranks depends on the real dp.
-        edge_s = sum(transfer(self.costs.context, dp=self.dp)) if self.pp > 1 else 0.0
+        edge_s = sum(transfer(self._context(self.costs.context.config), dp=self.dp)) if self.pp > 1 else 0.0
         return GroupBounds(self.costs, self.splits, self.micro_batches, edge_s, self._contexts)
 
     def _contexts(self) -> list[LayerContext]:
         """Return a context for each ZeRO stage, with the first layer split."""
         vpp = self.splits.found[0].vpp
-        return [replace(self.costs.context, config=self._config(vpp, stage)) for stage in self.zero_stages]
+        return [self._context(self._config(vpp, stage)) for stage in self.zero_stages]
 
 
-def config_groups(context: LayerContext, global_batch_size: int, space: SearchSpace) -> Iterator[ConfigGroup]:
-    """Yield the groups of the search that `hpgo.plan_llm` describes, for a context's model, GPUs and precision."""
+def config_groups(
+    context: LayerContext, global_batch_size: int, space: SearchSpace, *,
+    costs: SharedCosts | None = None, below_s: float = inf,
+) -> Iterator[ConfigGroup]:  # fmt: skip
+    """Yield the groups of the search that `hpgo.plan_llm` describes, for a context's model, GPUs and precision.
+
+    Groups whose bound is not below `below_s` may be left out. `costs` are shared with searches on other GPU counts.
+    """
+    costs = SharedCosts() if costs is None else costs
     model, gpus, rules, takes = context.model, context.gpus, space.rules, space.takes
     context = replace(context, config=replace(context.config, **space.settings))
     base = context.config
     if space.fixed.get("recompute") == "selective" and not base.recompute_modules:
         for modules in _module_sets(context):
             part = replace(space, fixed={**space.fixed, "recompute_modules": modules})
-            yield from config_groups(context, global_batch_size, part)
+            yield from config_groups(context, global_batch_size, part, costs=costs, below_s=below_s)
         return
     cps = [1 << power for power in range(gpus.count.bit_length())]
     # Flash attention saves no scores, so selective recomputation changes nothing.
@@ -146,10 +169,8 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
         shape = replace(context.config, tp=tp, sequence_parallel=tp > 1, cp=cp)
         if gpus.count % shape.model_parallel_size or not _divides(shape, context):
             continue
-        # Groups of one tp and cp share costs: `costs` by everything that a layer's time depends on, and `without` also
-        # across ep, for layers without experts.
-        costs: dict[tuple[int, int, bool, bool], LayerCosts] = {}
-        without: dict[tuple[int, bool, bool], LayerCosts] = {}
+        if below_s < inf and costs.least_gpu_s(context, shape, global_batch_size, space) / gpus.count >= below_s:
+            continue
         for pp in divisors(gpus.count // shape.model_parallel_size):
             dp = gpus.count // shape.model_parallel_size // pp
             if global_batch_size % dp or not (takes("pp", pp) and takes("dp", dp)):
@@ -196,31 +217,86 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
                             if not rules.broken_degrees(replace(placed, zero_stage=stage), tied=model.tied)
                         )  # fmt: skip
                     group = partial(
-                        ConfigGroup, pp=pp, dp=dp, micro_batches=micro_batches, splits=splits,
+                        ConfigGroup, gpus=gpus, pp=pp, dp=dp, micro_batches=micro_batches, splits=splits,
                         dp_replicate=dp_replicate,
                     )  # fmt: skip
                     if alike := tuple(stage for stage in zero_stages if stage < MAX_ZERO):
-                        same = ep, size, placed.overlap_dp_comm, placed.fused_elementwise
-                        if same not in costs:
-                            config = replace(
-                                shape, ep=ep, micro_batch_size=size, overlap_dp_comm=placed.overlap_dp_comm,
-                                fused_elementwise=placed.fused_elementwise,
-                            )  # fmt: skip
-                            like = without.get(same[1:])
-                            costs[same] = LayerCosts.from_context(replace(context, config=config), like)
-                            without.setdefault(same[1:], costs[same])
-                        yield group(
-                            costs[same], zero_stages=alike, recomputed=tuple(again), some=some and not splits_backward
-                        )
+                        config = replace(
+                            shape, ep=ep, micro_batch_size=size, overlap_dp_comm=placed.overlap_dp_comm,
+                            fused_elementwise=placed.fused_elementwise,
+                        )  # fmt: skip
+                        one = group(
+                            costs.of(replace(context, config=config)), zero_stages=alike, recomputed=tuple(again),
+                            some=some and not splits_backward,
+                        )  # fmt: skip
+                        if below_s == inf or one.bound_s < below_s:
+                            yield one
+                    if MAX_ZERO not in zero_stages:
+                        continue
                     # With ZeRO stage 3 a layer's time includes gathering weights, which depends on dp, on the pipeline
                     # and on recomputation (`ParallelismConfig.shape`). So each of these has its own costs and group.
-                    for one in again if MAX_ZERO in zero_stages else ():
-                        config = replace(
-                            placed, micro_batch_size=size, zero_stage=MAX_ZERO,
-                            dp_replicate=dp_replicate, recompute="full" if one else base.recompute,
+                    # Beside a pipeline nothing is gathered, which bounds them all.
+                    config = replace(placed, micro_batch_size=size, zero_stage=MAX_ZERO)
+                    if below_s < inf:
+                        ungathered = replace(context, config=replace(config, pp=2, dp=1))
+                        least = group(
+                            costs.of(ungathered), zero_stages=(MAX_ZERO,), recomputed=tuple(again), some=False
+                        )
+                        if least.bound_s >= below_s:
+                            continue
+                    for full in again:
+                        recompute = "full" if full else base.recompute
+                        own = replace(config, dp_replicate=dp_replicate, recompute=recompute)
+                        yield group(
+                            LayerCosts.from_context(replace(context, config=own)), zero_stages=(MAX_ZERO,),
+                            recomputed=(full,), some=False,
                         )  # fmt: skip
-                        own = LayerCosts.from_context(replace(context, config=config))
-                        yield group(own, zero_stages=(MAX_ZERO,), recomputed=(one,), some=False)
+
+
+@dataclass
+class SharedCosts:
+    """Costs of shapes, for groups on different numbers of GPUs."""
+
+    _known: dict[tuple[object, ...], LayerCosts] = field(default_factory=dict)
+    _dense: dict[tuple[object, ...], LayerCosts] = field(default_factory=dict)
+    _least: dict[tuple[int, ParallelismConfig], float] = field(default_factory=dict)
+
+    def of(self, context: LayerContext) -> LayerCosts:
+        """Return the costs of a context's configuration. Layers without experts share them across ep, too."""
+        config = context.config.shape
+        context = replace(context, config=config)
+        # All terms take the GPUs' rates from these rings, except for the all-to-all, which counts nodes.
+        rings = context.tensor_ring, context.context_ring
+        nodes = -(-config.ep // context.gpus.gpus_per_node)
+        if (config, rings, nodes) not in self._known:
+            like = replace(config, ep=1), rings
+            found = self._known[config, rings, nodes] = LayerCosts(context, self._dense.get(like))
+            self._dense.setdefault(like, found)
+        return self._known[config, rings, nodes]
+
+    def least_gpu_s(
+        self, context: LayerContext, shape: ParallelismConfig, global_batch_size: int, space: SearchSpace
+    ) -> float:
+        """Return a lower bound on the GPU-seconds of a step with the tp and cp of a shape, and any other degrees.
+
+        It holds on any number of nodes like those of the context.
+        """
+        key = context.gpus.gpus_per_node, shape
+        if key not in self._least:
+            rules, model = space.rules, context.model
+            # With ZeRO stage 3 gradients are not accumulated, and beside a pipeline no weights are gathered.
+            if MAX_ZERO in rules.zero_stages:
+                shape = replace(shape, zero_stage=MAX_ZERO, pp=2)
+            found = inf
+            for size, ep, fused in product(
+                divisors(global_batch_size), divisors(model.experts or 1), {True, len(rules.pp_schedules) == 1}
+            ):
+                if space.takes("micro_batch_size", size) and space.takes("ep", ep):
+                    config = replace(shape, micro_batch_size=size, ep=ep, fused_elementwise=fused)
+                    one_s = self.of(replace(context, config=config)).model_s[0]
+                    found = min(found, one_s * global_batch_size / size * shape.model_parallel_size)
+            self._least[key] = found * (1 - 4 * SLACK)
+        return self._least[key]
 
 
 def _module_sets(context: LayerContext) -> Iterator[tuple[RecomputedModule, ...]]:

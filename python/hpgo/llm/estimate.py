@@ -14,6 +14,7 @@ from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster, cluster_of
 from hpgo.hardware.rates import same_card
+from hpgo.llm.canonical import canonical
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.device_record import DeviceRecord
 from hpgo.llm.frameworks import framework_support, is_framework
@@ -41,7 +42,7 @@ from hpgo.llm.pipeline_layout import layout_of, parse_layout
 from hpgo.llm.platform import Platform, check_rates
 from hpgo.llm.stack import Stack, StackFramework, stack_of
 from hpgo.llm.step_range import kind_of, log_sd, step_range
-from hpgo.llm.step_time import PipelineStages, kinds_of
+from hpgo.llm.step_time import COMMUNICATION, PipelineStages, kinds_of
 from hpgo.llm.validated_features import unvalidated_features
 from hpgo.model.estimate import ESTIMATED
 from hpgo.model.formats.transformers import transformer_of
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
     from hpgo.programs.names import ScheduleName
 
+_BUBBLE = "bubble"
 _ROUNDING = 1e-12
 """Share of a step time below which a bubble is a rounding error and is not reported."""
 FLAGS = (
@@ -81,6 +83,12 @@ class StageEstimate(Record):
     allocator_cached_bytes: float = 0.0
     """Bytes that PyTorch's allocator caches in addition. It releases them before memory runs out, but `nvidia-smi`
     counts them."""
+
+    compute_s: float = 0.0
+    """Seconds of the step in which the rank's GPUs compute."""
+    communication_s: float = 0.0
+    """Seconds of the step in which they communicate inside the rank and do not compute. In the rest they are idle: they
+    wait for other ranks."""
 
     @property
     def peak_bytes(self) -> float:
@@ -154,6 +162,18 @@ class LlmEstimate(Record):
     def micro_batches(self) -> int:
         """Number of micro-batches of a step on each replica."""
         return self.parallelism.micro_batches(self.global_batch_size)
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the step in which the GPUs of a pipeline wait for other ranks, on average over the ranks.
+
+        >>> import hpgo
+        >>> ask = {"global_batch_size": 8, "seq_length": 4096, "tp": 2}
+        >>> [round(hpgo.estimate_llm("llama-3-8b", "h100:1", pp=pp, **ask).idle_share, 2) for pp in (1, 4)]
+        [0.0, 0.28]
+        """
+        busy_s = sum(stage.compute_s + stage.communication_s for stage in self.stages)
+        return max(0.0, 1 - busy_s / len(self.stages) / self.step_s)
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -418,7 +438,7 @@ def estimate_on(
         model, on_platform(cluster, platform), config, global_batch_size=global_batch_size, seq_length=seq_length,
         constants=constants,
     )  # fmt: skip
-    return with_range(found, cluster, stack, platform)
+    return with_range(found, model, cluster, stack, platform)
 
 
 def stack_on(
@@ -478,7 +498,7 @@ def constants_of(
 
 
 def with_range(
-    found: LlmEstimate, cluster: Cluster, stack: Stack, platform: Platform | DeviceRecord | None
+    found: LlmEstimate, model: Transformer, cluster: Cluster, stack: Stack, platform: Platform | DeviceRecord | None
 ) -> LlmEstimate:
     """Return an estimate with its stack, its range and its unvalidated features."""
     config, has_experts = found.parallelism, found.has_experts
@@ -497,7 +517,8 @@ def with_range(
         high_s=high_s,
         stack=stack.name,
         measured_steps=0 if fitted is None else fitted.steps,
-        unvalidated_features=unvalidated_features(config, cluster.nodes[0].device.name, known),
+        # A setting without effect uses no feature.
+        unvalidated_features=unvalidated_features(canonical(config, model), cluster.nodes[0].device.name, known),
     )
 
 
@@ -516,6 +537,7 @@ def estimate_stages(stages: PipelineStages, cluster: str, step_s: float, *, glob
     """Return the estimate of stages, given their simulated step time."""
     context, pp = stages.context, stages.context.config.pp
     model, seq_length = context.model, context.seq_length
+    spent = [_seconds(stages, rank, step_s) for rank in range(pp)]
     found = LlmEstimate(
         model=model.name,
         cluster=cluster,
@@ -525,7 +547,7 @@ def estimate_stages(stages: PipelineStages, cluster: str, step_s: float, *, glob
         global_batch_size=global_batch_size,
         step_s=step_s,
         bound_s=stages.bound_s,
-        time_by_term_s=_seconds(stages, step_s),
+        time_by_term_s=spent[stages.slowest],
         stages=tuple(
             StageEstimate(
                 tuple((one.layers.start, one.layers.stop) for one in stages.of_rank(rank)),
@@ -533,6 +555,8 @@ def estimate_stages(stages: PipelineStages, cluster: str, step_s: float, *, glob
                 sum(one.forward_s for one in stages.of_rank(rank)),
                 sum(one.backward_s for one in stages.of_rank(rank)),
                 allocator_cached_bytes(context, held),
+                sum(seconds for key, seconds in spent[rank] if key not in COMMUNICATION and key != _BUBBLE),
+                sum(seconds for key, seconds in spent[rank] if key in COMMUNICATION),
             )
             for rank, held in enumerate(_rank_layers(stages, rank) for rank in range(pp))
         ),
@@ -609,14 +633,14 @@ def schedule_of(config: ParallelismConfig, micro_batches: int) -> Schedule:
     return build(name, ranks=config.pp, micro_batches=micro_batches, virtual_stages_per_rank=config.vpp)
 
 
-def _seconds(stages: PipelineStages, step_s: float) -> tuple[tuple[str, float], ...]:
-    """Return the seconds of a step by term key, on the rank with the most to compute."""
+def _seconds(stages: PipelineStages, rank: int, step_s: float) -> tuple[tuple[str, float], ...]:
+    """Return the seconds of a step by term key, on one pipeline rank."""
     spent: dict[str, float] = {}
-    for at in stages.context.config.stages_of(stages.slowest):
+    for at in stages.context.config.stages_of(rank):
         for count, times in stages.parts_of(at):
             for key, each_s in (*times.forward_s.items(), *times.backward_s.items()):
                 spent[key] = spent.get(key, 0.0) + count * each_s * stages.micro_batches
-    mine = stages.of_rank(stages.slowest)
+    mine = stages.of_rank(rank)
     # A stage that ends before the rank's other stages reduces its gradients and updates its weights during their
     # passes. That time is in the passes already, so these terms get at most what is left of the step.
     left_s = step_s - sum(spent.values())
@@ -626,7 +650,7 @@ def _seconds(stages: PipelineStages, step_s: float) -> tuple[tuple[str, float], 
     ):
         spent[key] = min(needed_s, max(0.0, left_s))
         left_s -= spent[key]
-    spent["bubble"] = left_s if left_s > _ROUNDING * step_s else 0.0
+    spent[_BUBBLE] = left_s if left_s > _ROUNDING * step_s else 0.0
     return tuple((key, seconds) for key, seconds in spent.items() if seconds)
 
 

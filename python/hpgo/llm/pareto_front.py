@@ -81,7 +81,7 @@ def llm_pareto_front(
                 transformer, cluster, global_batch_size=global_batch_size, seq_length=seq_length, precision=precision,
                 devices=devices, framework=framework, fix=fix, exclude=exclude, reserved_bytes=reserved_bytes,
                 stack=stack, platform=platform, top=1,
-            ).estimates[0]  # fmt: skip
+            ).fastest  # fmt: skip
         except InfeasibleError:
             if found:
                 break

@@ -7,10 +7,8 @@ result. So it returns the same configurations as a simulation of every configura
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, nsmallest
+from dataclasses import dataclass, replace
 from math import inf
-from operator import itemgetter
 from typing import TYPE_CHECKING, get_args
 
 from hpgo.base.checks import check_int, choice, number
@@ -18,24 +16,26 @@ from hpgo.base.messages import shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster, cluster_of
-from hpgo.llm.bounds import ALL, NONE, SLACK, Candidate
-from hpgo.llm.config_groups import ConfigGroup, config_groups, leanest, min_recomputed
+from hpgo.llm.best_first import BestFirst, mesh_of
+from hpgo.llm.canonical import canonical
+from hpgo.llm.config_groups import ConfigGroup, SharedCosts, config_groups, leanest
 from hpgo.llm.estimate import (
     LlmEstimate,
     constants_of,
     estimate_stages,
-    max_memory_bytes,
+    model_flop,
     on_platform,
-    simulated_step_s,
     stack_on,
     with_range,
 )
+from hpgo.llm.fewer_gpus import part_of, smaller_parts
 from hpgo.llm.frameworks import framework_support
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.layer_context import LayerContext
 from hpgo.llm.parallelism import DegreeError, ParallelismConfig, Precision
 from hpgo.llm.platform import Platform
 from hpgo.llm.search_space import SearchSpace
+from hpgo.llm.simplicity import complexity, preference, sure_bytes
 from hpgo.llm.step_range import RELATIVE_ERROR
 from hpgo.llm.validated_features import unvalidated_features
 from hpgo.model.formats.transformers import transformer_of
@@ -43,8 +43,9 @@ from hpgo.model.transformer import Transformer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
+    from hpgo.llm.best_first import Found, Rank
     from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.plan import LlmPlan
     from hpgo.llm.search_space import Value
@@ -57,29 +58,39 @@ MAX_SHOWN = 1000
 
 @dataclass(frozen=True, slots=True)
 class LlmPlanSearch(Record):
-    """The fastest configurations that fit, and the size of the search.
+    """The configurations to choose from, the recommended one first, and the size of the search.
 
     >>> import hpgo
     >>> found = hpgo.plan_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=8192, framework="torchtitan")
-    >>> found.best.unvalidated_features, found.best.step_s <= found.estimates[0].step_s * 1.07
-    ((), True)
+    >>> found.best == found.estimates[0], found.best.step_s <= found.fastest.step_s * 1.07
+    (True, True)
     """
 
     estimates: tuple[LlmEstimate, ...]
-    """Estimates, the fastest first: `top` of them, and `best` after these if it is not among them."""
+    """Estimates of the list. The first ones are as fast as the fastest, within the error of such differences, and
+    sorted by `hpgo.llm.simplicity.preference`, the simplest first. The others follow, the fastest first.
+
+    The list has the `top` fastest meshes (`hpgo.llm.best_first.mesh_of`), each with the preferred of its equally fast
+    configurations, and also the fastest and the preferred configuration of all. All use the same number of GPUs."""
     configurations: int
-    """Number of all configurations of the search space."""
+    """Number of all configurations of the search space on these GPUs."""
     bounded: int
     """Number of configurations that were bounded one by one. The bounds of groups sufficed for the others."""
     simulated: int
-    """Number of configurations that were simulated. By their bounds, no others are faster than `estimates`."""
+    """Number of configurations that were simulated. By their bounds, no others are faster than `fastest`."""
     transformer: Transformer
     cluster: Cluster
-    """Cluster, reduced to the GPUs that were asked for."""
+    """Cluster, reduced to the GPUs that the configurations use."""
     framework: str
     """Framework and version that run all configurations: `megatron@0.16`."""
     said: str
     """Description of the search space: the framework, and what was fixed and excluded."""
+    available: int = 0
+    """Number of GPUs that the search could use. `cluster` has fewer if no configuration on more of them is faster."""
+    on_all: LlmEstimate | None = None
+    """Fastest configuration on all available GPUs, if `cluster` has fewer. None if it has all, or if none fits."""
+    any_count: bool = False
+    """Whether fewer GPUs than `available` were searched, too."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -87,18 +98,23 @@ class LlmPlanSearch(Record):
             raise ArgumentError("a search of configurations has none", "make it again")
 
     @property
+    def fastest(self) -> LlmEstimate:
+        """The fastest configuration of the search space. No other that fits has a shorter estimated step."""
+        return min(self.estimates, key=lambda one: one.step_s)
+
+    @property
     def alike(self) -> tuple[LlmEstimate, ...]:
-        """Estimates that differ from the fastest one, which is the first of them, by less than `RELATIVE_ERROR`."""
-        fastest = self.estimates[0]
-        return tuple(one for one in self.estimates if one.step_s <= fastest.step_s * (1 + RELATIVE_ERROR))
+        """Estimates that differ from the fastest one by less than `RELATIVE_ERROR`: the first ones of the list."""
+        return tuple(one for one in self.estimates if one.step_s <= self.fastest.step_s * (1 + RELATIVE_ERROR))
 
     @property
     def best(self) -> LlmEstimate:
-        """Estimate with the fewest unvalidated features among those within the error of the fastest.
+        """The recommended configuration: the preferred one of those that are as fast as the fastest within the error.
 
-        Among equal ones it is the fastest. No configuration of the search space is better in that sense.
+        It surely fits in memory if one of them does, then it has the fewest unvalidated features, and then it is the
+        simplest (`hpgo.llm.simplicity.preference`). No configuration of the search space is better in that sense.
         """
-        return min(self.alike, key=lambda one: (len(one.unvalidated_features), one.step_s))
+        return self.estimates[0]
 
     def plan(self, place: int | None = None) -> LlmPlan:
         """Return the plan of the best configuration, or of the one at a place of the list, which starts with 1.
@@ -135,7 +151,7 @@ def plan_llm(
     platform: Platform | DeviceRecord | None = None,
     top: int = 10,
 ) -> LlmPlanSearch:
-    """Find the fastest configurations of a transformer that fit in memory, among all that a framework runs.
+    """Find the configurations of a transformer to choose from, among all that a framework runs and that fit in memory.
 
     Args:
         transformer: a shape, its name, or a file with one.
@@ -143,7 +159,7 @@ def plan_llm(
         global_batch_size: sequences per step.
         seq_length: tokens per sequence.
         precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
-        devices: number of GPUs to use, the first of the cluster; None means all.
+        devices: number of GPUs to use, the first of the cluster; None means all, or fewer where these are faster.
         framework: `megatron`, `torchtitan` or `deepspeed`, perhaps with a version: `megatron@0.16`.
         fix: values that all configurations must have: `{"tp": 4, "zero_stage": 1}`; also `cp`, `ep`, `pp`, `vpp`,
             `pp_schedule`, `dp`, `micro_batch_size` and `recompute`; or settings that the search does not vary, such as
@@ -153,7 +169,7 @@ def plan_llm(
         stack: software stack, by its name or its file; None means the one that `framework` implies on the device.
         platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
             (`hpgo.llm.platform.read_platform`). None uses the published ones.
-        top: number of configurations to return.
+        top: number of meshes in the list.
 
     The search space has:
 
@@ -168,10 +184,11 @@ def plan_llm(
     - no recomputation, recomputation of all layers, or, if the framework supports it, of the fewest layers per stage
       that fit.
 
-    All GPUs are used. If configurations differ only in the layers of the end ranks, the list has only the fastest.
+    Without `devices`, the search also tries fewer GPUs: the same number on each of the first nodes. It uses them if no
+    configuration on more GPUs is faster.
 
-    If the fastest configuration uses features that no published step on such devices has validated, the best one may
-    be another within the error that uses fewer of them (`LlmPlanSearch.best`).
+    The list has one configuration for each mesh (`hpgo.llm.best_first.mesh_of`). `LlmPlanSearch.best` is the
+    recommended one: the simplest of those as fast as `LlmPlanSearch.fastest`, within the error of such differences.
 
     Raises InfeasibleError if no configuration fits, with the shortfall and a suggestion; ArgumentError for fixed values
     that do not divide or that the framework does not run; and what `hpgo.estimate_llm` raises.
@@ -197,194 +214,157 @@ def plan_llm(
     found_stack = stack_on(stack, cluster, row.name, platform)
     constants = constants_of(cluster, found_stack, platform, model)
     cluster = on_platform(cluster, platform)
-    gpus = Gpus.of(cluster, precision)
     # The framework decides the kernel options. The search varies degrees, ZeRO, schedule and recomputation only.
     config = ParallelismConfig(precision=precision, flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor)
-    context = LayerContext(model, config, gpus, constants, seq_length)
-
-    def groups_of(space: SearchSpace) -> Iterator[ConfigGroup]:
-        space.check(model, gpus, global_batch_size=global_batch_size, seq_length=seq_length, precision=precision)
-        yield from config_groups(context, global_batch_size, space)
-
-    def has_some(space: SearchSpace) -> bool:
-        try:
-            return any(True for _ in groups_of(space))
-        except ArgumentError:
-            return False
-
-    try:
-        groups = _some(groups_of(space), model, gpus.count, global_batch_size, space)
-    except DegreeError as error:
-        from hpgo.llm.suggestions import with_open
-
-        asked = {"gpus": gpus.count, "global_batch_size": global_batch_size}
-        raise with_open(error, space, model=model, has_ways=has_some, **asked) from None
-    search = _Search(groups, gpus.memory_bytes - reserved_bytes, top)
-    search.run()
-    if not search.best:
-        from hpgo.llm.infeasibility import nothing_fits
-
-        found = leanest(groups)
-        assert found is not None, "there was a configuration"  # noqa: S101
-        raise nothing_fits(found, cluster, space, global_batch_size, reserved_bytes=reserved_bytes)
+    question = _Question(
+        LayerContext(model, config, Gpus.of(cluster, precision), constants, seq_length),
+        cluster, space, global_batch_size, reserved_bytes,
+    )  # fmt: skip
+    part, search, on_all = question.solve(top, fewer=devices is None)
 
     def estimated(step_s: float, one: PipelineStages) -> LlmEstimate:
-        found = estimate_stages(one, cluster.name, step_s, global_batch_size=global_batch_size)
-        return with_range(found, cluster, found_stack, platform)
+        name = cluster.name if one.context.gpus.count == cluster.devices else part.name
+        found = estimate_stages(one, name, step_s, global_batch_size=global_batch_size)
+        return with_range(found, model, cluster, found_stack, platform)
 
-    def unknown(config: ParallelismConfig) -> int:
+    def rank(config: ParallelismConfig) -> tuple[object, ...]:
         validated = platform.mechanisms if isinstance(platform, Platform) else ()
-        return len(unvalidated_features(config, cluster.nodes[0].device.name, validated))
+        device = cluster.nodes[0].device.name
+        return len(unvalidated_features(canonical(config, model), device, validated)), complexity(config)
 
-    # Full estimates are made only for the configurations that are returned. The search needs their step times alone.
-    estimates = [estimated(*one) for one in search.fastest]
-    max_s = estimates[0].step_s * (1 + RELATIVE_ERROR)
-    estimates += [estimated(*one) for one in search.known(max_s, unknown)]
     return LlmPlanSearch(
-        estimates=tuple(estimates),
-        configurations=sum(group.count for group in groups),
+        # Full estimates are made only for the configurations that are returned. The search needs step times alone.
+        estimates=_listed([estimated(*one) for one in question.choices(search, rank)]),
+        configurations=sum(group.count for group in search.groups),
         bounded=search.bounded,
         simulated=search.simulated,
         transformer=model,
-        cluster=cluster,
+        cluster=part,
         framework=f"{row.name}@{row.version}",
         said=f"{row.label} runs{space.said}",
+        available=cluster.devices,
+        on_all=None if on_all is None else estimated(*on_all),
+        any_count=devices is None,
     )
 
 
-def _some(
-    groups: Iterable[ConfigGroup], model: Transformer, gpus: int, global_batch_size: int, space: SearchSpace
-) -> list[ConfigGroup]:
-    """Return the groups as a list. Raise DegreeError if there are none."""
-    if not (found := list(groups)):
-        raise DegreeError(
-            f"no configuration divides `{shorten(model.name)}` and a global batch of {global_batch_size} among {gpus}"
-            f" GPUs{space.said}",
+def _listed(estimates: list[LlmEstimate]) -> tuple[LlmEstimate, ...]:
+    """Return estimates in the order of the list: the equally fast by preference, then the others by step time."""
+    max_s = min(one.step_s for one in estimates) * (1 + RELATIVE_ERROR)
+    # The sort is stable, so equal ones keep the order of the search space.
+    return tuple(sorted(estimates, key=lambda one: (0, preference(one)) if one.step_s <= max_s else (1, (one.step_s,))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A search: the inputs of all configurations, and the search space."""
+
+    context: LayerContext
+    """Model, all GPUs, and the options that the framework decides."""
+    cluster: Cluster
+    space: SearchSpace
+    global_batch_size: int
+    reserved_bytes: float
+
+    @property
+    def limit_bytes(self) -> float:
+        """Memory of a GPU that configurations may use."""
+        return self.context.gpus.memory_bytes - self.reserved_bytes
+
+    def solve(self, top: int, *, fewer: bool) -> tuple[Cluster, BestFirst, Found | None]:
+        """Return the GPUs to use, the search on them, and the fastest configuration on all GPUs if these are fewer.
+
+        `fewer` allows fewer GPUs than the cluster has. Raises what `plan_llm` raises if no configuration is found.
+        """
+        costs = SharedCosts()
+        everything = BestFirst(self._all_groups(costs), self.limit_bytes, top)
+        everything.run()
+        on_all = everything.fastest[0] if everything.best else None
+        part, search = self.cluster, everything
+        if fewer and (found := self._fewer(on_all[0] if on_all else inf, costs)) is not None:
+            part = found
+            gpus = Gpus.of(part, self.context.config.precision)
+            search = BestFirst(list(self._groups(gpus, costs)), self.limit_bytes, top)
+            search.run()
+        if search.best:
+            return part, search, None if part is self.cluster else on_all
+        if (least := leanest(everything.groups)) is None:
+            raise self._undivided()
+        from hpgo.llm.infeasibility import nothing_fits
+
+        raise nothing_fits(least, self.cluster, self.space, self.global_batch_size, reserved_bytes=self.reserved_bytes)
+
+    def choices(self, search: BestFirst, rank: Rank) -> list[Found]:
+        """Return the configurations of the list: of each of the fastest meshes, the preferred one."""
+        max_s = search.fastest[0][0] * (1 + RELATIVE_ERROR)
+        limits_bytes = [self.limit_bytes]
+        # With memory to spare, if that is possible. More recomputed layers may then be necessary.
+        if (sure := sure_bytes(self.context.gpus.memory_bytes)) < self.limit_bytes:
+            limits_bytes.insert(0, sure)
+        found = [search.preferred(max_s, limits_bytes, rank), search.fastest[0]]
+        for step_s, stages in search.fastest:
+            most_s = max_s if step_s <= max_s else step_s * (1 + RELATIVE_ERROR)
+            found.append(search.preferred(most_s, limits_bytes, rank, mesh_of(stages.context.config)))
+        return list({one.context.config: (step_s, one) for step_s, one in found}.values())
+
+    def _all_groups(self, costs: SharedCosts) -> list[ConfigGroup]:
+        """Return the groups on all GPUs. Raise ArgumentError for fixed values that no configuration has."""
+        try:
+            self._check(self.space)
+        except DegreeError as error:
+            raise self._with_hint(error) from None
+        return list(config_groups(self.context, self.global_batch_size, self.space, costs=costs))
+
+    def _check(self, space: SearchSpace) -> None:
+        precision, seq_length = self.context.config.precision, self.context.seq_length
+        space.check(
+            self.context.model, self.context.gpus, global_batch_size=self.global_batch_size, seq_length=seq_length,
+            precision=precision,
+        )  # fmt: skip
+
+    def _undivided(self) -> ArgumentError:
+        """Return the error if no configuration divides the model and the batch among the GPUs."""
+        model, space = self.context.model, self.space
+        error = DegreeError(
+            f"no configuration divides `{shorten(model.name)}` and a global batch of {self.global_batch_size} among"
+            f" {self.context.gpus.count} GPUs{space.said}",
             "use a number of GPUs, and a batch, with more divisors"
             + (", or fix and exclude less" if space.said else ""),
             tuple(space.fixed),
         )
-    return found
+        return self._with_hint(error)
 
+    def _with_hint(self, error: DegreeError) -> ArgumentError:
+        """Return an error about degrees with values that are accepted."""
+        from hpgo.llm.suggestions import with_open
 
-@dataclass(slots=True)
-class _Bounded:
-    """A configuration that fits in memory and has a bound."""
+        def has_some(space: SearchSpace) -> bool:
+            try:
+                self._check(space)
+            except ArgumentError:
+                return False
+            return any(True for _ in config_groups(self.context, self.global_batch_size, space))
 
-    stages: PipelineStages
-    kind: tuple[object, ...]
-    """Key of the configurations that differ only in layer splits, of which the list shows one."""
+        asked = {"gpus": self.context.gpus.count, "global_batch_size": self.global_batch_size}
+        return with_open(error, self.space, model=self.context.model, has_ways=has_some, **asked)
 
+    def _fewer(self, below_s: float, costs: SharedCosts) -> Cluster | None:
+        """Return the smaller part of the cluster with the fastest configuration, if that is faster than `below_s`."""
+        context, chosen = self.context, None
+        needed_s = model_flop(context.model, context.seq_length, self.global_batch_size)
+        needed_s /= context.gpus.peak_flop_per_s
+        for nodes, count in smaller_parts(self.cluster, context.model, self.global_batch_size):
+            # No GPU is faster than its peak. Parts come in falling numbers of GPUs, so this rules out all later ones.
+            if needed_s / (nodes * count) >= below_s:
+                break
+            gpus = replace(context.gpus, count=nodes * count, gpus_per_node=count)
+            search = BestFirst(list(self._groups(gpus, costs, below_s)), self.limit_bytes, 1, below_s)
+            search.run()
+            if search.best and (step_s := search.fastest[0][0]) < below_s:
+                chosen, below_s = (nodes, count), step_s
+        return None if chosen is None else part_of(self.cluster, *chosen)
 
-@dataclass(slots=True)
-class _Waiting:
-    """The candidates of a group that have no bound of their own yet, the lowest group bound first."""
-
-    group: ConfigGroup
-    found: list[Candidate]
-    next: int = 0
-
-
-@dataclass(slots=True)
-class _Search:
-    """Best-first search over groups and configurations. Equal bounds are taken in the order of the search space."""
-
-    groups: list[ConfigGroup]
-    limit_bytes: float
-    top: int
-    best: dict[tuple[object, ...], tuple[float, PipelineStages]] = field(default_factory=dict)
-    """The fastest configuration of each kind. Configurations of a kind differ in layer splits only."""
-    bounded: int = 0
-    simulated: int = 0
-    _enough_s: float = inf
-    """Step time of the last configuration on the list: bounds from here on are useless. Infinite until it is full."""
-    _heap: list[tuple[float, tuple[int, ...], ConfigGroup | _Waiting | _Bounded]] = field(default_factory=list)
-
-    def run(self) -> None:
-        """Search until no bound is below the step time of the last configuration on the list."""
-        # The heap holds groups, candidates and configurations together, so always the lowest bound of any kind is
-        # refined next. The tuple in the middle breaks ties by position, which makes results reproducible.
-        self._heap = [(group.bound_s, (at,), group) for at, group in enumerate(self.groups)]
-        heapify(self._heap)
-        while self._heap and self._heap[0][0] < self._enough_s:
-            self._next()
-
-    def known(self, max_s: float, unknown: Callable[[ParallelismConfig], int]) -> list[tuple[float, PipelineStages]]:
-        """Return the configuration up to `max_s` with the fewest `unknown` features, unless it is on the list.
-
-        Among equal ones it is the fastest.
-        """
-        listed = self.fastest
-        best = min((unknown(one.context.config), step_s) for step_s, one in self.best.values() if step_s <= max_s)
-        # Continue the same search with a lexicographic goal: fewer unknown features first, then a shorter step. The
-        # features that all configurations of a group use are a lower bound on the count, so groups are dropped whole.
-        if best[0]:
-            common = [unknown(group.common) for group in self.groups]
-            minimum = min(common)
-            while self._heap and (bound_s := self._heap[0][0]) <= max_s and best > (minimum, bound_s):
-                _, at, one = self._heap[0]
-                has = unknown(one.stages.context.config) if isinstance(one, _Bounded) else common[at[0]]
-                if (has, bound_s) >= best:
-                    heappop(self._heap)
-                elif (found := self._next()) is not None and found[0] <= max_s:
-                    best = min(best, (unknown(found[1].context.config), found[0]))
-        chosen = min(self.best.values(), key=lambda one: (one[0] > max_s, unknown(one[1].context.config), one[0]))
-        return [] if any(chosen is one for one in listed) else [chosen]
-
-    def _next(self) -> tuple[float, PipelineStages] | None:
-        """Refine the entry with the lowest bound. Return step time and stages if it was simulated."""
-        bound_s, at, one = heappop(self._heap)
-        # A group goes back once with its tighter bound. Many groups never come to the front again.
-        if isinstance(one, ConfigGroup) and bound_s < one.min_s:
-            heappush(self._heap, (one.min_s, at, one))
-        elif isinstance(one, ConfigGroup):
-            self._wait(_Waiting(one, one.candidates(self.limit_bytes)), at[0])
-        elif isinstance(one, _Waiting):
-            found = one.found[one.next]
-            one.next += 1
-            self._wait(one, at[0])
-            self._bound(one.group, found, at[0])
-        else:
-            return self._simulate(one, bound_s)
-        return None
-
-    def _wait(self, waiting: _Waiting, group: int) -> None:
-        if waiting.next < len(waiting.found):
-            heappush(self._heap, (waiting.found[waiting.next].bound_s, (group, waiting.next), waiting))
-
-    def _bound(self, group: ConfigGroup, one: Candidate, at: int) -> None:
-        """Queue a candidate by its bound if it fits."""
-        split = group.splits.found[one.split]
-        kind = at, split.vpp, one.zero, ("none", "some", "full")[(one.recomputed > 0) + 2 * (one.recomputed == ALL)]
-        # The list shows one configuration of each kind, so a candidate that can't beat its kind's best is done.
-        if kind in self.best and one.bound_s >= self.best[kind][0]:
-            return
-        found: PipelineStages | None = group.stages(one)
-        assert found is not None  # noqa: S101
-        if one.recomputed > 0:
-            found = min_recomputed(found, self.limit_bytes, one.recomputed)
-        elif max_memory_bytes(found) > self.limit_bytes:
-            found = None
-            # The group's bound on memory was too low for it. Recomputing some layers may still make it fit.
-            if one.recomputed == NONE and group.some:
-                self._bound(group, one._replace(recomputed=1), at)
-        if found is not None:
-            self.bounded += 1
-            place = at, split.fullest, int(one.recomputed == ALL), one.split, one.zero, int(one.recomputed > 0)
-            heappush(self._heap, (found.bound_s * (1 - SLACK), place, _Bounded(found, kind)))
-
-    def _simulate(self, one: _Bounded, bound_s: float) -> tuple[float, PipelineStages] | None:
-        if one.kind in self.best and bound_s >= self.best[one.kind][0]:
-            return None
-        self.simulated += 1
-        found = simulated_step_s(one.stages), one.stages
-        if one.kind not in self.best or found[0] < self.best[one.kind][0]:
-            self.best[one.kind] = found
-            if len(self.best) >= self.top:
-                self._enough_s = self.fastest[-1][0]
-        return found
-
-    @property
-    def fastest(self) -> list[tuple[float, PipelineStages]]:
-        """The fastest configurations of different kinds, at most `top`."""
-        return nsmallest(self.top, self.best.values(), key=itemgetter(0))
+    def _groups(self, gpus: Gpus, costs: SharedCosts, below_s: float = inf) -> Iterator[ConfigGroup]:
+        """Yield the groups on some GPUs that may be faster than `below_s`."""
+        context = replace(self.context, gpus=gpus)
+        yield from config_groups(context, self.global_batch_size, self.space, costs=costs, below_s=below_s)

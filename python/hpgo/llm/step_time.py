@@ -31,6 +31,8 @@ LABELS = {key: term.label for key, term in {**LAYER, **HEAD, **EMBEDDING}.items(
     "bubble": "pipeline bubble",
 }
 """Labels in reports, by the key of each term of a step."""
+COMMUNICATION = frozenset(("ep_all_to_all", "tp_comm", "cp_comm", "param_all_gather", _OFFLOAD, "grad_reduce"))
+"""Keys of the terms in which a GPU waits for bytes of its group or of the CPU. All others but the bubble compute."""
 _UNFUSED_BYTES = 48
 """Additional bytes of memory traffic per parameter without fused Adam: for two moments, three times each, the root and
 the quotient."""

@@ -15,6 +15,7 @@ from hpgo.base.units import format_bytes, format_seconds
 from hpgo.llm.memory import COLUMNS, LATER
 from hpgo.llm.plan import facts
 from hpgo.llm.platform import MEMORY_ERROR
+from hpgo.llm.simplicity import is_tight, simpler_by
 from hpgo.llm.stack import stacks
 from hpgo.llm.step_range import RELATIVE_ERROR
 from hpgo.llm.step_time import LABELS
@@ -47,9 +48,10 @@ _INDENT = " " * 13
 
 
 def lines(
-    estimate: LlmEstimate, width: int = WIDTH, *, title: str = "Configuration", stack: Stack | None = None
-) -> list[str]:
-    r"""Return the lines of the report, with `title` above the configuration.
+    estimate: LlmEstimate, width: int = WIDTH, *, title: str = "Configuration", notes: Sequence[str] = (),
+    stack: Stack | None = None,
+) -> list[str]:  # fmt: skip
+    r"""Return the lines of the report, with `title` above the configuration and `notes` above the title.
 
     `stack` is the stack of the estimate. Without it, the report has the name alone of a stack that is not built in.
 
@@ -73,6 +75,7 @@ def lines(
     return [
         *textwrap.wrap(header, width),
         "",
+        *notes,
         f"{title}:",
         *_configuration(estimate, width),
         "",
@@ -101,6 +104,32 @@ def lines(
                 )
                 for where, stage in ranks
             ],
+            width,
+        ),
+        *_busy(estimate, width),
+    ]
+
+
+def _busy(estimate: LlmEstimate, width: int) -> list[str]:
+    """Return the table of what each pipeline rank does during a step; without a pipeline nothing waits."""
+    stages = estimate.stages
+    if len(stages) == 1:
+        return []
+
+    def shares(rank: int) -> tuple[float, float, float]:
+        compute, sent = (
+            round(100 * spent_s / estimate.step_s, 1)
+            for spent_s in (stages[rank].compute_s, stages[rank].communication_s)
+        )
+        return compute, sent, max(0.0, 100 - compute - sent)
+
+    runs = alike(range(len(stages)), lambda rank: (_layers(stages[rank]), *shares(rank)))
+    return [
+        "",
+        "Time of each pipeline rank (share of the step)",
+        *plain(
+            ["rank", "layers", "computes", "communicates", "idle"],
+            [(numbers(run), _layers(stages[run[0]]), *(f"{share:.1f} %" for share in shares(run[0]))) for run in runs],
             width,
         ),
     ]
@@ -188,8 +217,8 @@ _NEUTRAL = {"schedule": "1f1b", "first rank": "-", "last rank": "-", "ZeRO": 0, 
 
 
 def listed(choice: LlmPlanSearch, width: int = WIDTH) -> list[str]:
-    """Return the list of the fastest configurations, how reliable its order is, and how the search went."""
-    fastest = choice.estimates[0]
+    """Return the list of configurations to choose from, how reliable its order is, and how the search went."""
+    fastest = choice.fastest
     configs = [one.parallelism for one in choice.estimates]
     # Degrees that all configurations share are in the title, so that the table stays narrow and shows the differences.
     varying = [name for name, of in _DEGREES.items() if len({of(config) for config in configs}) > 1]
@@ -198,8 +227,9 @@ def listed(choice: LlmPlanSearch, width: int = WIDTH) -> list[str]:
         for name, of in _DEGREES.items()
         if name not in varying and of(configs[0]) != _NEUTRAL.get(name, 1)
     ]
-    # The column of marks appears only if a mark is in it. Most lists have none.
+    # Columns of marks and of idle time appear only if something is in them.
     marks = any(one.unvalidated_features for one in choice.estimates)
+    piped = any(config.pp > 1 for config in configs)
     rows = [
         (
             place,
@@ -207,44 +237,91 @@ def listed(choice: LlmPlanSearch, width: int = WIDTH) -> list[str]:
             f"+{100 * (one.step_s / fastest.step_s - 1):.1f} %",
             *(["?" if one.unvalidated_features else ""] if marks else []),
             f"{one.fullest.peak_bytes / 1e9:.1f} GB",
+            *([f"{100 * one.idle_share:.1f} %" if one.parallelism.pp > 1 else "-"] if piped else []),
             *(_DEGREES[name](one.parallelism) for name in varying),
         )
         for place, one in enumerate(choice.estimates, start=1)
     ]
-    title = f"Top {pluralize(len(rows), 'configuration')}"
+    title = f"{pluralize(len(rows), 'configuration')} to choose from" if len(rows) > 1 else "The only configuration"
     title += f" ({'all: ' if len(rows) > 1 else ''}{', '.join(shared)})" if shared else ""
-    space = (
-        f"Search: {choice.configurations:,} configurations bounded, {choice.simulated:,} simulated, of all that"
-        f" {choice.said}. No other configuration that fits in memory has a shorter estimated step time."
-    )
-    table = plain(["", "step time", "", *([""] if marks else []), "memory", *varying], rows, width)
+    header = ["", "step time", "", *([""] if marks else []), "memory", *(["idle"] if piped else []), *varying]
     return [
         *textwrap.wrap(title, width),
-        *table,
+        *plain(header, rows, width),
         "",
         *_reliability(choice, width),
         *_unvalidated(choice, width),
-        *textwrap.wrap(space, width),
+        *textwrap.wrap(_proof(choice), width),
     ]
 
 
+def _proof(choice: LlmPlanSearch) -> str:
+    """Return what the search proves, and how much slower the recommended configuration is."""
+    best, fastest = choice.best, choice.fastest
+    used, available = choice.cluster.devices, choice.available
+    within = f" on {used} GPUs" if used < available else ""
+    where = f"{available}{' or fewer' if choice.any_count else ''} GPUs"
+    found = (
+        f"Search: {choice.configurations:,} configurations bounded, {choice.simulated:,} simulated, of all that"
+        f" {choice.said}{within}. No other configuration that fits in memory, on {where}, has a shorter estimated step"
+        " time"
+    )
+    if best is fastest:
+        return f"{found}."
+    longer = 100 * (best.step_s / fastest.step_s - 1)
+    return (
+        f"{found} than number {choice.estimates.index(fastest) + 1}, {format_seconds(fastest.step_s)}. Number 1 takes"
+        f" {longer:.1f} % longer."
+    )
+
+
+def used_gpus(choice: LlmPlanSearch, width: int = WIDTH) -> list[str]:
+    """Return why a search uses fewer GPUs than there are; nothing if it uses all."""
+    used, available = choice.cluster.devices, choice.available
+    if used >= available:
+        return []
+    if choice.on_all is None:
+        why = f"no configuration fits on all {available}"
+    else:
+        longer = 100 * (choice.on_all.step_s / choice.fastest.step_s - 1)
+        why = (
+            f"on all {available}, the fastest configuration takes {longer:.1f} % longer"
+            f" ({format_seconds(choice.on_all.step_s)}: {choice.on_all.parallelism.named()})"
+        )
+    each = choice.cluster.nodes[0].count
+    nodes = len(choice.cluster.nodes)
+    where = f", {each} on each of {nodes} nodes" if nodes > 1 else ""
+    text = f"Uses {used} of {available} GPUs{where}: {why}."
+    return [*textwrap.wrap(text, width), ""]
+
+
 def _reliability(choice: LlmPlanSearch, width: int) -> list[str]:
-    """Return a paragraph on whether the order of the list is reliable."""
+    """Return a paragraph on whether the order of the list is reliable, and on what the fastest one would gain."""
     alike_count, count = len(choice.alike), len(choice.estimates)
     error = f"the error of such differences ({100 * RELATIVE_ERROR:.0f} %)"
+    best, fastest = choice.best, choice.fastest
     if count == 1:
         return []
     if alike_count == 1:
         text = f"Configuration 1 is faster than the others by more than {error}."
     else:
-        who, whose = (
-            ("The step times", f"the order of these {count}")
-            if alike_count == count
-            else (f"The step times of 1 to {alike_count}", "their order")
-        )
+        span = f"1 {'and' if alike_count == 2 else 'to'} {alike_count}"
+        who = ("Both" if count == 2 else "All") if alike_count == count else span
         text = (
-            f"{who} differ by less than {error}, so {whose} is not reliable. If you already run one of them, keep it."
+            f"{who} are equally fast: their step times differ by less than {error}. So the simplest of them is first"
+            f"{', and those that may not fit are last' if any(map(is_tight, choice.alike)) else ''}. If you already run"
+            " one of them, keep it."
         )
+    if best is not fastest:
+        place, gained = choice.estimates.index(fastest) + 1, 100 * (1 - fastest.step_s / best.step_s)
+        saved = simpler_by(best.parallelism, fastest.parallelism)
+        text += f" The fastest is number {place}. It would gain {gained:.1f} %"
+        if is_tight(fastest) and not is_tight(best):
+            text += ", but leaves less memory free than the error of the estimate"
+            text += f", and needs {saved}" if saved else ""
+        elif saved:
+            text += f", but needs {saved}"
+        text += f": `--choose {place}` takes it."
     return [*textwrap.wrap(text, width), ""]
 
 
@@ -253,13 +330,12 @@ def _unvalidated(choice: LlmPlanSearch, width: int) -> list[str]:
     names = list(dict.fromkeys(name for one in choice.estimates for name in one.unvalidated_features))
     if not names:
         return []
-    best, fastest = choice.best, choice.estimates[0]
+    best, fastest = choice.best, choice.fastest
     text = f"?: {unvalidated(best, names)}."
-    if best is not fastest:
+    if len(best.unvalidated_features) < len(fastest.unvalidated_features):
         text += (
-            f" So the best configuration is number {choice.estimates.index(best) + 1}: it uses"
-            f" {'fewer' if best.unvalidated_features else 'none'} of these features, and its step time is within the"
-            " error of number 1. To choose otherwise, use `--fix` or `--exclude`."
+            f" Number 1 uses {'fewer' if best.unvalidated_features else 'none'} of these features. To choose otherwise,"
+            " use `--choose`, `--fix` or `--exclude`."
         )
     return [*textwrap.wrap(text, width), ""]
 
@@ -297,7 +373,7 @@ def document(estimate: LlmEstimate) -> dict[str, object]:
     held = facts(estimate)
     for kept, stage in zip(held["stages"], estimate.stages, strict=True):
         kept["peak_bytes"] = stage.peak_bytes
-    follows = ("micro_batches", "tokens_per_s_per_gpu", "utilization", "fits", "shortfall_bytes")
+    follows = ("micro_batches", "tokens_per_s_per_gpu", "utilization", "idle_share", "fits", "shortfall_bytes")
     return held | {name: getattr(estimate, name) for name in follows}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,11 @@ from hpgo.errors import ArgumentError, HpgoError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.estimate import LlmEstimate
     from hpgo.llm.plan import LlmPlan
+    from hpgo.llm.platform import Platform
+    from hpgo.llm.stack import Stack
 
 
 class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
@@ -49,6 +53,12 @@ class ExplainOptions(Options):
         metavar="NAME=VALUE[,…]",
         help="Another configuration: `tp=8,pp=2`, `recompute=full` or `recompute_modules=mlp+layernorm`.",
     )
+    why_not: dict[str, object] | None = option(
+        "--why-not",
+        type=_Changes(),
+        metavar="NAME=VALUE[,…]",
+        help="The fastest configuration with these values: `tp=8,pp=4`.",
+    )
     stack: str | None = STACK
     platform: str | None = PLATFORM
     outputs: tuple[str, ...] = written(STILL, "Draw the plan on its cluster: .svg, .png, .pdf or .html. Repeatable.")
@@ -67,11 +77,14 @@ def command(options: ExplainOptions) -> None:
     With --compare-with, it compares every term of the step time and of the memory. If the other configuration does not
     fit, the report states the shortfall. If the framework does not run it, the report names the rule.
 
+    With --why-not, it searches for the fastest configuration with these values, and compares that one.
+
     \b
     Examples:
       hpgo llm explain llm-plan.json
       hpgo llm explain llm-plan.json -o llm-plan.svg
       hpgo llm explain llm-plan.json --compare-with tp=8,pp=2
+      hpgo llm explain llm-plan.json --why-not tp=8,pp=4
       hpgo llm explain llm-plan.json --compare-with recompute=full --json
     """
     from hpgo.llm.comparison import changed, compare
@@ -81,6 +94,8 @@ def command(options: ExplainOptions) -> None:
     from hpgo.llm.stack import stacks
     from hpgo.show import comparison_report, llm_report
 
+    if options.compare_with is not None and options.why_not is not None:
+        raise click.UsageError("give one of --compare-with and --why-not")
     held = LlmPlan.read(options.plan)
     measured = read_platform(options.platform)
     own = None if isinstance(measured, Platform) else held.estimate.stack
@@ -105,6 +120,9 @@ def command(options: ExplainOptions) -> None:
         say("note", "the plan was made with a platform file, but this report has none: add --platform FILE")
     chosen = estimated({})
     draw(chosen, held.cluster, options.outputs)
+    if options.why_not is not None:
+        _why_not(options, options.why_not, held=held, chosen=chosen, stack=stack, measured=measured)
+        return
     if options.compare_with is None:
         tried = _around(held, estimated)
         named = [(_words(changes, " "), one) for changes, one in tried]
@@ -129,6 +147,48 @@ def command(options: ExplainOptions) -> None:
     else:
         report = comparison_report.lines(found, forbidden, width())
         click.echo("\n".join([*report, *llm_report.next_commands(_next(options, held, []))]))
+
+
+def _why_not(
+    options: ExplainOptions,
+    fixed: dict[str, object],
+    *,
+    held: LlmPlan,
+    chosen: LlmEstimate,
+    stack: Stack,
+    measured: Platform | DeviceRecord | None,
+) -> None:
+    """Print a comparison with the fastest configuration that has the `fixed` values, or why there is none."""
+    from hpgo.llm.comparison import compare
+    from hpgo.llm.search import plan_llm
+    from hpgo.llm.simplicity import is_tight, simpler_by
+    from hpgo.show import comparison_report, llm_report
+
+    known, asked = held.estimate, _words(fixed, " ").replace(",", ", ")
+    try:
+        found = plan_llm(
+            held.transformer, held.cluster, global_batch_size=known.global_batch_size, seq_length=known.seq_length,
+            precision=known.parallelism.precision, devices=known.gpus, framework=held.framework,  # type: ignore[arg-type]  # a name with its version
+            fix=fixed, stack=stack, platform=measured, top=1,  # type: ignore[arg-type]  # checked by the search
+        )  # fmt: skip
+    except HpgoError as error:
+        why = f"{error.message}; {error.hint}" if error.hint else error.message
+        text = f"No configuration has {asked}: {why}"
+        click.echo(json_text({"refused": why}) if options.as_json else "\n".join(textwrap.wrap(text, width())))
+        return
+    compared = compare(chosen, found.fastest)
+    if options.as_json:
+        facts = {"fixed": fixed, "configurations": found.configurations}
+        click.echo(json_text(facts | comparison_report.document(compared)))
+        return
+    text = f"Fastest of {found.configurations:,} configurations with {asked}, beside the plan's:"
+    saved = simpler_by(chosen.parallelism, found.fastest.parallelism)
+    if not compared.apart and saved:
+        text = f"{text[:-1]}. Of equally fast configurations, the simplest is preferred: this one needs {saved}."
+    elif is_tight(found.fastest) and not is_tight(chosen):
+        text = f"{text[:-1]}. This one leaves less memory free than the error of the estimate."
+    report = [*textwrap.wrap(text, width()), "", *comparison_report.lines(compared, "", width())]
+    click.echo("\n".join([*report, *llm_report.next_commands(_next(options, held, []))]))
 
 
 def _with_remedy(error: HpgoError, held: LlmPlan, against: Mapping[str, object]) -> HpgoError:

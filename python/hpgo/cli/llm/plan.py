@@ -26,7 +26,7 @@ from hpgo.cli.values import LLM_PLAN_OUT, ON_LAUNCHER, STILL, STILL_ENDINGS, fra
 _SECTIONS = {
     "Model and batch": "cluster devices global_batch_size tokens_per_batch seq_length precision",
     "Search": "framework fix exclude reserve_memory stack platform top",
-    "Output": "outputs on pareto as_json",
+    "Output": "choose outputs on pareto as_json",
 }
 
 if TYPE_CHECKING:
@@ -42,6 +42,16 @@ class _Words(click.ParamType):  # type: ignore[type-arg]  # not generic before c
         """Return the words of an option in their order."""
         del param, ctx
         return value if isinstance(value, tuple) else tuple(word.strip() for word in str(value).split(","))
+
+
+class _Choice(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """Type of the option --choose: a place of the list, or `fastest`."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Return the place as a number, or the word."""
+        return value if value == "fastest" else click.IntRange(min=1).convert(value, param, ctx)
 
 
 class PlanOptions(TrainingOptions):
@@ -66,6 +76,13 @@ class PlanOptions(TrainingOptions):
     top: int = option(
         "--top", type=click.IntRange(1, 1000), default=10, metavar="N", help="Configurations to list.  [10]"
     )
+    choose: int | str = option(
+        "--choose",
+        type=_Choice(),
+        default=1,
+        metavar="N|fastest",
+        help="Row of the list to report and write.  [1]",
+    )
     outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg …) or job (FOLDER/).")
     on: LauncherName = ON_LAUNCHER
     pareto: str | None = option(
@@ -86,12 +103,11 @@ class PlanOptions(TrainingOptions):
 def command(options: PlanOptions) -> None:
     """Find the configurations with the shortest step that fit in memory.
 
-    The search covers everything that the framework runs: tp, cp, ep, pp, vpp, dp, ZeRO stage, micro-batch size and
-    recomputation. It proves that no other configuration has a shorter estimated step.
+    The search covers all that the framework runs, on all GPUs or fewer. The simplest of equally fast ones comes first.
 
     \b
     Examples:
-      hpgo llm plan llama-3-70b -c h100:8 -b 256 --seq-length 8192
+      hpgo llm plan llama-3-70b -c h100:8 -b 256 --seq-length 8192 --fix tp=8
       hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o job/
     """
     from hpgo.hardware.cluster import Cluster
@@ -99,7 +115,7 @@ def command(options: PlanOptions) -> None:
     from hpgo.llm.frameworks import framework_support
     from hpgo.llm.search import plan_llm
     from hpgo.show import moved_report
-    from hpgo.show.llm_report import document, lines, listed, next_commands
+    from hpgo.show.llm_report import document, lines, listed, next_commands, used_gpus
 
     cluster = Cluster.read(options.cluster)
     problem: dict[str, Any] = {
@@ -120,20 +136,27 @@ def command(options: PlanOptions) -> None:
         check_job_folder(output, problem["framework"])
     with as_options():
         found = plan_llm(options.model, cluster, top=options.top, **problem)
+        fastest = found.estimates.index(found.fastest) + 1
+        plan = found.plan(fastest if options.choose == "fastest" else int(options.choose))
         moves = None
         if problem["platform"] is not None:
             # Search again with the published constants, to show what the user's own steps change.
-            before = plan_llm(options.model, cluster, top=options.top, **problem | {"platform": None})
+            before = plan_llm(
+                options.model,
+                cluster,
+                top=options.top,
+                **problem | {"platform": None, "devices": found.cluster.devices},
+            )
             moves = moved_report.moves(before, found, problem["platform"], options.stack)
     try:
         for output in options.outputs:
             if is_folder_name(output):
                 from hpgo.cli.job_folders import save_job
 
-                save_job(found.plan(), output, on=options.on, command=options.again())
+                save_job(plan, output, on=options.on, command=options.again())
             elif Path(output).suffix.lower() not in STILL_ENDINGS:
-                found.plan().save(output)
-        draw(found.best, cluster, options.outputs)
+                plan.save(output)
+        draw(plan.estimate, plan.cluster, options.outputs)
         if options.pareto is not None:
             from hpgo.llm.pareto_front import llm_pareto_front
             from hpgo.show.pareto_figure import draw_pareto_front
@@ -143,16 +166,18 @@ def command(options: PlanOptions) -> None:
         # Print the result even if a file can't be written, because the search is the expensive part.
         if options.as_json:
             facts = {"configurations": found.configurations, "simulated": found.simulated, "framework": found.framework}
-            facts |= {"alike": len(found.alike), "best": found.estimates.index(found.best) + 1}
+            facts |= {"alike": len(found.alike), "best": 1, "fastest": fastest}
+            facts |= {"gpus": found.cluster.devices, "available_gpus": found.available}
+            facts |= {"on_all_gpus": None if found.on_all is None else document(found.on_all)}
             if moves is not None:
                 facts["moves"] = moved_report.document(moves)
             click.echo(json_text(facts | {"estimates": [document(one) for one in found.estimates]}))
         else:
-            place = found.estimates.index(found.best)
-            title = "Best configuration" if place == 0 else f"Best configuration (number {place + 1} below)"
+            place = found.estimates.index(plan.estimate) + 1
+            title = "Recommended configuration" if place == 1 else f"Configuration {place} of the list below"
             title += f" for {framework_support(found.framework)[0].label}"
             stack = stack_on(options.stack, cluster, found.framework, problem["platform"])
-            report = lines(found.best, width(), title=title, stack=stack)
+            report = lines(plan.estimate, width(), title=title, notes=used_gpus(found, width()), stack=stack)
             saved = [output for output in options.outputs if Path(output).suffix.lower() == ".json"]
             jobs = [output for output in options.outputs if is_folder_name(output)]
             file = shell_words(saved[0] if saved else "llm-plan.json")
