@@ -487,7 +487,7 @@ FALSE_RECORDS = {
     "step_covers_work": lambda record: record.update(step_s=record["step_s"] / 3),
     "stage_times_are_their_layers": stage_of(forward_s=0.5),
     "devices_hold_their_weights": stage_of(weights_bytes=0.5),
-    "shares_make_the_micro_batch": stage_of(share=2),
+    "shares_make_the_micro_batch": stage_of(samples_per_replica=2),
     "numbers_are_lengths": stage_of(exposed_grad_reduce_s=-1, transfer_s=-1),
     "stages_hold_the_model": lambda record: record["stages"][0]["layers"].reverse(),
 }
@@ -567,7 +567,7 @@ def test_a_false_price_of_a_transformer_is_an_internal_error(monkeypatch: pytest
         with pytest.raises(hpgo.errors.HpgoError, match=law):
             price()
     monkeypatch.undo()
-    monkeypatch.setattr(estimate, "_seconds", lambda stages, step_s: (("linear", step_s / 2),))
+    monkeypatch.setattr(estimate, "_seconds", lambda stages, rank, step_s: (("linear", step_s / 2),))
     with pytest.raises(hpgo.errors.InternalError, match="terms_make_the_step"):
         price()
     monkeypatch.undo()

@@ -299,6 +299,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 hpgo.MeasuredStep.from_log,
                 {"path": "run.log", "transformer": TRANSFORMER, "cluster": GPUS, "stack": "default"},
             ),
+            "MeasuredStep.from_job": (hpgo.MeasuredStep.from_job, {"folder": "job"}),
             "fit_platform": (hpgo.fit_platform, {"steps": [MEASURED]}),
             "Platform.on": (FITTED.platform.on, {"cluster": CLUSTER}),
             "Platform.constants_on": (FITTED.platform.constants_on, {"cluster": CLUSTER, "model": "a"}),
@@ -333,6 +334,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "ParallelismConfig.micro_batches": (PRICE.parallelism.micro_batches, {"global_batch_size": 8}),
             "ParallelismConfig.named": (PRICE.parallelism.named, {}),
             "ParallelismConfig.named_pipeline": (PRICE.parallelism.named_pipeline, {}),
+            "ParallelismConfig.stage_counts": (PRICE.parallelism.stage_counts, {"model": TRANSFORMER}),
             "ParallelismConfig.stages_of": (PRICE.parallelism.stages_of, {"rank": 0}),
             "program": (
                 hpgo.program,
@@ -395,7 +397,9 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             ),
             "Costs.of_stages": (hpgo.Costs.of_stages, {"stages": PLAN.stages, "recompute": False}),
             "PipelineLayout.from_text": (hpgo.PipelineLayout.from_text, {"text": "Et|(tt|)*2tL"}),
-            "PipelineLayout.chunks": (hpgo.PipelineLayout(("Et", "tL")).virtual_stages_per_rank, {"ranks": 1}),
+            "PipelineLayout.virtual_stages_per_rank": (
+                hpgo.PipelineLayout(("Et", "tL")).virtual_stages_per_rank, {"ranks": 1},
+            ),
             "PipelineLayout.schedule": (
                 hpgo.PipelineLayout(("E", "t", "t", "L")).schedule, {"ranks": 2, "micro_batches": 4, "group_size": 2},
             ),
@@ -457,17 +461,25 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "launch.save": (launch.save, {"job": JOB, "target": "local", "path": "out.sh", "options": {}}),
             "launch.local": (launch.local, {"job": JOB, "port": 29500}),
             "launch.ssh_hosts": (launch.ssh_hosts, {"job": JOB, **HOSTS}),
-            "launch.torchrun": (launch.torchrun, {"job": JOB, **HOSTS}),
-            "launch.slurm": (launch.slurm, {"job": JOB, "port": 29500, "resource": "gpu", "sbatch": ["partition=a"]}),
+            "launch.torchrun": (launch.torchrun, {"job": JOB, **HOSTS, "setup": ["umask 77"]}),
+            "launch.slurm": (
+                launch.slurm,
+                {"job": JOB, "port": 29500, "resource": "gpu", "sbatch": ["partition=a"], "srun": ["mpi=none"],
+                 "setup": ["umask 77"]},
+            ),
             "launch.kubeflow": (
                 launch.kubeflow, {"job": JOB, "image": "me/train", "runtime": "torch", "resource": "gpu"},
             ),
-            "launch.pytorchjob": (launch.pytorchjob, {"job": JOB, "image": "me/train", "resource": "gpu"}),
+            "launch.pytorchjob": (
+                launch.pytorchjob,
+                {"job": JOB, "image": "me/train", "resource": "gpu", "rdma": {"rdma/ib": 1}, "folder": "/job",
+                 "volumes": {"/job": {"emptyDir": {}}}},
+            ),
             "launch.ray": (launch.ray, {"job": JOB, "resource": "GPU"}),
             "LaunchJob.of": (
                 launch.LaunchJob.of,
                 {"plan": PLAN, "script": "train.py", "arguments": ["-v"], "cluster": CLUSTER, "python": "python3",
-                 "name": "mine"},
+                 "name": "mine", "environment": {"A": "1"}},
             ),
             "LaunchJob.need_equal": (JOB.need_equal, {"target": "it"}),
             "LaunchJob.hosts": (JOB.hosts, {"given": ["a", "b"]}),
@@ -517,12 +529,13 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("calls")
         patch.chdir(folder)
+        (folder / "job").mkdir()
         for name, text in {
             "toy.txt": TEXT, "models.yml": MODEL_FILE, "types.yml": TYPES_FILE, "devices.yml": "t: [a, b]",
             "shape.yaml": json.dumps({"hpgo_transformer": 1, **SHAPE}),
             "cluster.yaml": CLUSTER.yaml(), "llm-plan.json": LLM_PLAN.to_json(),
             "platform.yaml": FITTED.platform.yaml(),
-            "run.log": RUN_LOG,
+            "run.log": RUN_LOG, "job/llm-plan.json": LLM_PLAN.to_json(), "job/smoke.log": RUN_LOG,
             "plan.json": PLAN.to_json(), "chain.json": CHAIN.to_json(),
             "program.json": PROGRAM.to_json(), "schedule.csv": SCHEDULE.to_text(),
         }.items():  # fmt: skip

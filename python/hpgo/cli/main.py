@@ -64,6 +64,8 @@ _MIN_SIMILARITY = 0.8
 _FORMER_OPTIONS = {
     "--deadline": "--time-limit",
     "--equal-shares": "--even-split",
+    "--chunks": "--virtual-stages-per-rank",
+    "--cap": "--activation-limit",
     "plan --seq": "hpgo llm plan",
     "run --emulate": "hpgo emulate",
 }

@@ -30,7 +30,7 @@ def command(options: ListOptions) -> None:
     Examples:
       hpgo schedules
       hpgo schedules show zb_v
-      hpgo schedules show interleaved --ranks 4 --micro-batches 8 --virtual-stages-per-rank 2
+      hpgo schedules show interleaved --ranks 4 --micro-batches 8 -c 2
       hpgo schedules show dualpipe --ranks 4 --micro-batches 8 --csv > it.csv
     """
     if click.get_current_context().invoked_subcommand is not None:

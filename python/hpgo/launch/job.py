@@ -130,7 +130,7 @@ class LaunchJob(Record):
             command=command,
             gpus_per_device=gpus,
             python=python,
-            environment=checked_environment(environment or {}),
+            environment=checked_environment({} if environment is None else environment),
         )
 
     @property
@@ -151,8 +151,8 @@ class LaunchJob(Record):
         >>> job.torchrun_script
         ('--no-python', 'bash', 'rank.sh')
         """
-        interpreter, *words = self.command
-        return tuple(words) if interpreter == self.python else ("--no-python", *self.command)
+        # torchrun starts its own interpreter unless it is asked for none.
+        return self.command[1:] if self.command[:1] == (self.python,) else ("--no-python", *self.command)
 
     @property
     def exports(self) -> list[str]:
@@ -259,6 +259,11 @@ def checked_environment(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]
         if "\0" in check_text(f"the value of {name}", value):
             raise ArgumentError(f"the value of {name} is {safe_repr(value)}, but it can't contain NUL")
     return tuple(given.items())
+
+
+def setup_lines(setup: Iterable[str]) -> list[str]:
+    """Return lines of bash that a script runs first. Raise ArgumentError unless they are a list of text."""
+    return [check_text("a line of the setup", line) for line in check_list("the lines of the setup", setup)]
 
 
 def check_job(job: object) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.checks import check_int, check_is, check_text
 from hpgo.base.messages import safe_repr
 from hpgo.base.quoting import in_yaml
 from hpgo.errors import ArgumentError
 from hpgo.launch.job import check_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from hpgo.launch.job import LaunchJob
 
@@ -98,11 +100,14 @@ def pytorchjob(
     """
     check_job(job)
     node = job.need_equal("Kubeflow")
+    check_is("the volumes", volumes, Mapping, "give a dict of sources by path")
+    for path, source in volumes.items():
+        check_is(f"the source of {check_text('the path of a volume', path)}", source, dict, "give a dict")
     container = {
         "name": "pytorch",  # the operator sets its variables in the container of this name
         "image": _text("image", image),
         "command": _torchrun(job),
-        **({"workingDir": folder} if folder else {}),
+        **({"workingDir": folder} if check_text("the folder", folder) else {}),
         **_environment(job),
         **_resources("resources", resource, node.ranks, rdma),
         **({"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}} if rdma else {}),
@@ -146,7 +151,9 @@ def _environment(job: LaunchJob) -> dict[str, Any]:
 
 
 def _resources(key: str, resource: str | None, devices: int, more: Mapping[str, int] = _NONE) -> dict[str, Any]:
-    limits = ({} if resource is None else {_text("resource", resource): devices}) | dict(more)
+    check_is("the network adapters", more, Mapping, "give a dict of numbers by name")
+    adapters = {_text("resource", name): check_int(name, count) for name, count in more.items()}
+    limits = ({} if resource is None else {_text("resource", resource): devices}) | adapters
     return {key: {"limits": limits}} if limits else {}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.messages import pluralize
 from hpgo.base.quoting import in_shell
-from hpgo.launch.job import check_job, checked_port, master_port
+from hpgo.launch.job import check_job, checked_port, master_port, setup_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +139,7 @@ def torchrun(
     1) set -- --node-rank=1 --nproc-per-node=8 ;; # node-1
     """
     check_job(job)
-    nodes = len(job.nodes)
+    nodes, setup = len(job.nodes), setup_lines(setup)
     from_setup = bool(setup) and hosts is None
     alone = nodes == 1 and hosts is None
     names = ("127.0.0.1",) if alone else ("",) * nodes if from_setup else job.hosts(hosts)

@@ -10,7 +10,7 @@ from hpgo.base.checks import check_list
 from hpgo.base.messages import safe_repr
 from hpgo.base.quoting import in_shell
 from hpgo.errors import ArgumentError
-from hpgo.launch.job import check_job, master_port
+from hpgo.launch.job import check_job, master_port, setup_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -84,7 +84,7 @@ def slurm(
     # Without `--kill-on-bad-exit`, the other ranks would wait for a failed one until the job's time limit.
     words = _words([f"--{option}" for option in (*groups, "kill-on-bad-exit=1", "distribution=block", *steps)])
     # Arrays are used only where `setup` may add to them, so that the usual script stays short.
-    lines = list(setup)
+    lines = setup_lines(setup)
     start = 'srun "${srun_options[@]}"' if lines else f"srun {words}"
     devices = " ".join(str(node.ranks) for node in job.nodes)
     return "\n".join(

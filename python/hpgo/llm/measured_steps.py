@@ -162,14 +162,15 @@ class MeasuredStep(Record):
         Raises ArgumentError for a folder without these files, and for a log of another configuration than the plan's.
         """
         path = as_path(folder, ArgumentError)
+        # First, since it refuses paths that can't exist.
+        plan = LlmPlan.read(path / JOB_PLAN)
         if not (path / JOB_LOG).is_file():
             raise ArgumentError(
                 f"the folder `{printable(str(path))}` has no {JOB_LOG}",
                 "run its smoke run first: `bash smoke.sh`",
                 code="not_found",
             )
-        plan, log = LlmPlan.read(path / JOB_PLAN), read_log(path / JOB_LOG)
-        planned = plan.estimate
+        log, planned = read_log(path / JOB_LOG), plan.estimate
         batch = {"global_batch_size": planned.global_batch_size, "seq_length": planned.seq_length}
         expected = {name: getattr(planned.parallelism, name) for name in _PRINTED} | batch
         for name, value in expected.items():

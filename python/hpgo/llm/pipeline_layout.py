@@ -1,7 +1,6 @@
 """Layouts of pipelines: the layers of each stage, written like `--pipeline-model-parallel-layout` of Megatron-LM.
 
-`E` is the embedding, `t` a transformer layer, `m` a layer for multi-token prediction, `L` the LM head with the loss,
-and `|` ends a stage. `x*3` repeats a character, `(tt|)*3` a group, and commas are ignored. Stage s is on rank s mod p.
+`hpgo.programs.layout` reads the text. Here are the rules that a transformer adds.
 """
 
 from __future__ import annotations
@@ -12,19 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.base.messages import pluralize, shorten
 from hpgo.errors import ArgumentError
+from hpgo.programs.layout import PipelineLayout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MAX_LENGTH = 10_000
-"""Largest length of a layout whose repetitions are written out. No model has as many layers. Not tuned."""
-_REPEATED = (re.compile(r"\(([^)]+)\)\*(\d{1,4})"), re.compile(r"(.)\*(\d{1,4})"))
-"""Repetitions, in the order in which Megatron-LM writes them out (`parse_str_to_list`)."""
 _COUNTS = re.compile(r"\d{1,4}(?:\s*,\s*\d{1,4})*")
 HINT = "write it like `Et*3|(tt|)*29,m|L`, or as the layers of each stage: `7,8,9,8`"
 
 
-class PipelineLayout(NamedTuple):
+class StageLayers(NamedTuple):
     """The layers of all stages of a pipeline, in the order of the stages."""
 
     counts: tuple[int, ...]
@@ -59,26 +55,21 @@ def layout_of(given: str | Sequence[int], further: int) -> str:
 
 
 @lru_cache(maxsize=256)
-def parse_layout(text: str) -> PipelineLayout:
+def parse_layout(text: str) -> StageLayers:
     """Return the layers of a layout. Raise ArgumentError unless Megatron-LM accepts it for some model.
 
     >>> parse_layout("Et*3|(tt|)*2,m|L")
-    PipelineLayout(counts=(3, 2, 2, 0, 0), further=(0, 0, 0, 1, 0))
+    StageLayers(counts=(3, 2, 2, 0, 0), further=(0, 0, 0, 1, 0))
     """
-    written = text.replace(",", "").replace(" ", "")
-    for pattern in _REPEATED:
-        if sum(len(group) * int(count) for group, count in pattern.findall(written)) > _MAX_LENGTH:
-            raise _refused(text, f"has more than {_MAX_LENGTH} layers and stages")
-        written = pattern.sub(lambda found: found[1] * int(found[2]), written)
-    if unknown := next((one for one in written if one not in "EtmL|"), None):
-        raise _refused(text, f"has the character `{unknown}`, which is none of E, t, m, L and |")
-    layers = written.replace("|", "")
+    if re.search(r"\([^)]*\(", text):
+        raise _refused(text, "must have no bracket in a bracket")
+    stages = PipelineLayout.from_text(text).stages
+    layers = "".join(stages)
     if layers[:1] + layers[-1:] != "EL" or layers.count("E") + layers.count("L") != 2:
         raise _refused(text, "must begin with its only E and end with its only L")
     if "t" in layers.partition("m")[2]:
         raise _refused(text, "must have all t before m")
-    stages = written.split("|")
-    found = PipelineLayout(tuple(one.count("t") for one in stages), tuple(one.count("m") for one in stages))
+    found = StageLayers(tuple(one.count("t") for one in stages), tuple(one.count("m") for one in stages))
     if sum(count > 0 for count in found.further) > 1:
         raise _refused(text, "must have all m in one stage")
     return found
