@@ -203,7 +203,7 @@ def test_orders_from_a_file_are_simulated(simulate: Command, tmp_path: Path) -> 
         (["--activation-bytes", "much"], 1, "`--activation-bytes`: `much` is no size"),
         (["--memory-cap", "1GB,2GB"], 1, "`--memory-cap` has 2 numbers, but `1f1b` has 4 ranks"),
         (["--schedule", ""], 1, "`--schedule` has an empty schedule name"),
-        (["--virtual-stages-per-rank", "3"], 1, "`1f1b` has no option `--virtual_stages_per_rank`"),
+        (["--virtual-stages-per-rank", "3"], 1, "`1f1b` has no option `--virtual-stages-per-rank`"),
         (["--compare", "1f1b,gpipe", "--group-size", "4"], 1, "none of 1f1b, gpipe has an option `--group-size`"),
         (["-s", "2", "--compare", "1f1b,gpipe", "-o", "x.timeline.json"], 1, "`x.timeline.json` would hold the data"),
         (["-s", "2", "-o", "run.xyz"], 1, "unknown output format: `run.xyz`"),
@@ -226,7 +226,7 @@ def test_mistakes_are_named_without_a_traceback(simulate: Command, args: list[st
     [
         (["-s", "3"], "`--num-stages` is 3, but the action lists in mine.csv are for 2"),
         (["-b", "4"], "`--num-batches` is 4, but the action lists in mine.csv are for 1"),
-        (["--virtual-stages-per-rank", "2"], "`mine.csv` has no option `--virtual_stages_per_rank`"),
+        (["--virtual-stages-per-rank", "2"], "`mine.csv` has no option `--virtual-stages-per-rank`"),
         (["-f", "1,2,3"], "`--forward-times` has 3 numbers, but `mine` has 2 ranks\nhint: give 1 or 2"),
     ],
 )

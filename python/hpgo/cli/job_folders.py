@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from hpgo.base.messages import join_words, shorten
+from hpgo.base.messages import join_words, pluralize, shorten
 from hpgo.cli.terminal import say
 from hpgo.errors import ArgumentError, HpgoError
 
@@ -37,6 +37,8 @@ def save_job(
     from hpgo import jobs
 
     written = jobs.save(plan, folder, on=on, command=command, to=to)
+    # stdout may hold the report or JSON.
+    say("note", f"wrote {pluralize(len(written), 'file')} to {shorten(folder)}; README.md says how to start the job")
     if kept := [path.stem for path in written if path.suffix == ".new"]:
         say("note", f"kept {join_words(kept, 'and')}, which you changed: the new version ends in .new")
 

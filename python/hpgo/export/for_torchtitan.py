@@ -13,6 +13,7 @@ from hpgo.base.quoting import in_python, in_toml
 from hpgo.errors import ArgumentError
 from hpgo.export import precision
 from hpgo.export.jobs import ExportJob
+from hpgo.programs.frameworks import check_computes_in_16_bits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,13 +72,9 @@ def toml(given: object, target: Target, place: Place) -> dict[str, str]:
             code="unsupported",
         )
     kept = precision.torchtitan(job)
-    if kept == "bfloat16" and job.replicas == 1 and job.ranks * job.gpus_per_device > 1:
-        raise ArgumentError(
-            f"{target.label} computes in fp32 with tp or pp unless FSDP shards weights over replicas, but the plan has"
-            f" one replica and {job.optimizer}",
-            "plan with `--optimizer adam-fp32`, or use `--to torchtitan@0.3`",
-            code="unsupported",
-        )
+    check_computes_in_16_bits(
+        job.framework, job.optimizer, replicas=job.replicas, gpus=job.ranks * job.gpus_per_device * job.replicas
+    )
     lines = [
         *(f"# {line}" for line in job.header(CLIPPING, *_notes(job))),
         "[training]",

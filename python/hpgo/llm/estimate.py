@@ -170,7 +170,7 @@ class LlmEstimate(Record):
         >>> import hpgo
         >>> ask = {"global_batch_size": 8, "seq_length": 4096, "tp": 2}
         >>> [round(hpgo.estimate_llm("llama-3-8b", "h100:1", pp=pp, **ask).idle_share, 2) for pp in (1, 4)]
-        [0.0, 0.28]
+        [0.0, 0.33]
         """
         busy_s = sum(stage.compute_s + stage.communication_s for stage in self.stages)
         return max(0.0, 1 - busy_s / len(self.stages) / self.step_s)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from hpgo.base.messages import shorten
 from hpgo.errors import ClusterError
 from hpgo.hardware.rates import rates_of
-from hpgo.llm.validated_features import family
 
 if TYPE_CHECKING:
     from hpgo.hardware.cluster import Cluster, Link
@@ -21,7 +20,6 @@ USUAL_REACHED = 0.76
 """Share of the peak rate that large GEMMs reach on devices without a measurement: the mean of measured devices."""
 _RATED_TOKENS = 8192
 """Tokens of a sequence at which the rate of fused attention is stated."""
-_BLACKWELL = {"B200", "B300", "GB200", "GB300"}
 USUAL_ATTENTION = 0.5
 """Share of the peak rate that fused attention reaches on devices without a measurement."""
 
@@ -156,7 +154,8 @@ class Gpus:
             processors=rates.processors,
             host_bytes_per_s=rates.host_bytes_per_s,
             attention_ramp_tokens=rates.attention_ramp_tokens,
-            hides_tp=family(device.name) not in _BLACKWELL,
+            # A peak in FP4 marks the generation of Blackwell, also in cluster files with rates of their own.
+            hides_tp="fp4" not in rates.narrow_flop_per_s,
         )
 
     def ring(self, ranks: int, stride: int) -> Ring:

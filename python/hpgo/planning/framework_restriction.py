@@ -18,7 +18,7 @@ from hpgo.planning.plans import Restriction
 from hpgo.planning.problem import SCHEDULES
 from hpgo.planning.search import search
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.frameworks import check_optimizer, sums_shared
+from hpgo.programs.frameworks import check_computes_in_16_bits, check_optimizer, sums_shared
 from hpgo.programs.names import PlannedSchedule
 from hpgo.programs.recomputation import activations_bytes, group_of
 from hpgo.programs.schedule import schedules
@@ -150,6 +150,13 @@ def solved(question: PlanningProblem, framework: Framework, solve: Callable[[Pla
     Raises InfeasibleError if no plan fits.
     """
     plan = solve(question)
+    # Only the plan has the number of replicas, so this can't be refused before the search.
+    check_computes_in_16_bits(
+        framework,
+        question.memory.optimizer,
+        replicas=len(plan.stages[0].devices),
+        gpus=sum(len(stage.devices) for stage in plan.stages) * question.cluster.gpus_per_device,
+    )
     # Searches with less memory have higher bounds, which do not hold for plans with all memory.
     bounds_s = {
         name: getattr(plan, name) for name in ("lower_bound_s", "searched_cuts_bound_s", "node_aligned_bound_s")

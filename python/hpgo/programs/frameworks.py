@@ -79,6 +79,8 @@ class Framework:
     """Whether stages on a rank form loops or a single V: it runs `hanayo` with 2 virtual stages per rank only."""
     widens_halves: bool = True
     """Whether gradients may be wider than weights where backward passes are split."""
+    bf16_by_fsdp: bool = False
+    """Whether it computes in 16 bits on several GPUs only if FSDP shards weights over replicas."""
 
     @property
     def label(self) -> str:
@@ -138,6 +140,7 @@ TABLE: tuple[Framework, ...] = (
         tensor_parallel=True,
         optimizers=_FSDP,
         single_v=True,
+        bf16_by_fsdp=True,
     ),
     Framework(
         "torchtitan",
@@ -319,6 +322,19 @@ def check_optimizer(
             f"{framework.title} sums gradients of 16-bit weights in 32 bits only if replicas shard the optimizer state,"
             f" {planned}",
             "plan with `--shard-optimizer`, or with `--optimizer adam-bf16`",
+            code="unsupported",
+        )
+
+
+def check_computes_in_16_bits(
+    framework: Framework, optimizer: OptimizerName | None, *, replicas: int, gpus: int
+) -> None:
+    """Raise ArgumentError if `framework` computes in 32 bits where the plan, of `gpus` in all, assumes 16."""
+    if framework.bf16_by_fsdp and (optimizer or "").startswith("adam-bf16") and replicas == 1 and gpus > 1:
+        raise ArgumentError(
+            f"{framework.label} computes in fp32 with tp or pp unless FSDP shards weights over replicas, but the plan"
+            f" has one replica and {optimizer}",
+            f"plan with `--optimizer adam-fp32`, or use a newer release of {framework.title}",
             code="unsupported",
         )
 
