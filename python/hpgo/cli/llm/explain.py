@@ -243,7 +243,7 @@ def _next(options: ExplainOptions, held: LlmPlan, tried: _Tried) -> list[str]:
     fitting = [(one.step_s, _words(changes, "=")) for changes, one in tried if not isinstance(one, str) and one.fits]
     file, same = shell_words(options.plan), same_constants(options.stack, options.platform)
     compare = [f"hpgo llm explain {file} --compare-with {min(fitting)[1]}{same}"] if fitting else []
-    return [*compare, f"hpgo export {file} --to {held.framework.partition('@')[0]}"]
+    return [*compare, f"hpgo export {file} --to {held.framework.partition('@')[0]} -o job/"]
 
 
 def _words(changes: Mapping[str, object], between: str) -> str:

@@ -185,7 +185,7 @@ def command(options: PlanOptions) -> None:
             same = same_constants(None if stack.is_known else options.stack, options.platform)
             commands = [
                 f"hpgo llm explain {file}{same}",
-                f"hpgo export {file} --to {found.framework.partition('@')[0]}",
+                f"hpgo export {file} --to {found.framework.partition('@')[0]} -o job/",
             ]
             if jobs:
                 folder = Path(jobs[0])
