@@ -7,17 +7,17 @@ from functools import lru_cache
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpgo.base.checks import check_int
+from hpgo.base.checks import check_int, check_is
 from hpgo.base.divisors import divisors
 from hpgo.base.messages import pluralize, safe_repr, shorten
 from hpgo.base.validated import check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.pipeline_layout import check_layout, parse_layout
+from hpgo.model.transformer import Transformer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hpgo.model.transformer import Transformer
 
 Recompute = Literal["none", "selective", "selective_op", "full"]
 """Activations that backward passes recompute: none, attention scores, elementwise operations with every second matrix
@@ -316,6 +316,7 @@ class ParallelismConfig:
 
     def stage_counts(self, model: Transformer) -> tuple[int, ...] | None:
         """Return the number of layers of each stage, without multi-token prediction; None if they do not divide."""
+        check_is("the model", model, Transformer, "give a `hpgo.Transformer`")
         if self.pipeline_layout is not None:
             return parse_layout(self.pipeline_layout).counts
         # Frameworks place the layers of models with experts stage by stage.
