@@ -74,7 +74,7 @@ SOURCES = {
     "bridge-dense": "Megatron-Bridge, docs/performance-summary.md and its archive; no recomputation is assumed where"
     " they state none",
     "zero3-a100-2021": "arXiv 2104.04473, table 2",
-    "bridge-moe": "Megatron-Bridge, docs/performance-summary.md and its archive; recomputed modules are those of its"
+    "bridge-moe": "Megatron-Bridge, docs/performance-summary.md and its archive; recomputed modules are from its"
     " recipes",
 }
 UNFITTED = {"zero3-a100-2021"}

@@ -96,7 +96,7 @@ def _of_model(plan: LlmPlan) -> tuple[list[JobFile], list[Placeholder]]:
             "IMPORTS": texts.PIPED_IMPORTS if piped else texts.MODEL_IMPORTS,
             "OPTIMIZER": in_python(_ADAM),
             "CONSTANTS": f"SEQ_LENGTH = {plan.estimate.seq_length}\nDTYPE = {dtype}\n",
-            "DATA": "data set with a column `text`: a folder, or a name on the hub",
+            "DATA": "data set with a column named text: a folder, or a name on the hub",
             "OPTIONS": '    parser.add_argument("--tokenizer", help="folder of a tokenizer, or a name on the hub")\n',
             "REPLICA": texts.PIPED_REPLICA if piped else texts.REPLICA,
             "BATCHES": texts.TEXT_BATCHES,
@@ -164,7 +164,7 @@ def _of_layers(plan: Plan) -> tuple[list[JobFile], list[Placeholder]]:
     # Old plans have only a digest of their cluster.
     if isinstance(cluster := plan.assumed.cluster, Cluster):
         files.append(JobFile(name="hostfile", text=_hostfile(cluster), holds="nodes for DeepSpeed's own launcher"))
-    return files, [replace(DATASET, meaning="data that `batches_of` in train.py reads")]
+    return files, [replace(DATASET, meaning="data that batches_of() in train.py reads")]
 
 
 def _check(stages: int, model: str, **values: str) -> JobFile:

@@ -187,7 +187,7 @@ def parts(plan: Plan, target: Target) -> JobParts:
             JobFile(name="train.py", text=train, holds="trains the plan's stages, once its functions are written"),
             JobFile(name="check_config.py", text=_CHECK, holds="builds the stages and a batch without GPUs"),
         ),
-        placeholders=(replace(DATASET, meaning="data that `batches` in train.py reads"), SAVE),
+        placeholders=(replace(DATASET, meaning="data that batches() in train.py reads"), SAVE),
         environment=(ALLOCATOR,),
         check=('python3 check_config.py "$RANKS" "${arguments[@]}" > /dev/null',),
         needs="torch",

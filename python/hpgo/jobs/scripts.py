@@ -76,7 +76,7 @@ def launcher(
 ) -> Launcher:
     """Return the scripts that start `job` with a launcher, and `small`, the reduced job on one node, if there is one.
 
-    `files` are the names of the folder's other files, and `names` those of its variables. Launchers on other machines
+    `files` are the names of the folder's other files, and `names` its variables. Launchers on other machines
     have to copy both.
     """
     name = choice("launcher", name, LAUNCHERS)

@@ -36,7 +36,7 @@ __IMPORTS__
 LEARNING_RATE = 3e-4
 WEIGHT_DECAY = 0.1
 
-# A folder of parquet, JSON or text files, or a name on the hub, with a column `text`.
+# A folder of parquet, JSON or text files, or a name on the hub, with a column named text.
 DATASETS["text"] = DatasetConfig(
     path="",
     loader=lambda path: load_dataset(path, split="train", streaming=True),
@@ -177,7 +177,7 @@ def layer(dim, weights):
 
 
 def norm(width):
-    """Return a norm over so many values."""
+    """Return a norm over this number of values."""
     return RMSNorm.Config(normalized_shape=width, param_init={"weight": nn.init.ones_})
 '''
 # torchtitan accepts the names of its own data sets only, so job_config.py registers one more, named `text`.
@@ -233,7 +233,7 @@ TOKENIZER = Placeholder(
 )
 DATASET = Placeholder(
     name="DATASET_PATH",
-    meaning="folder of parquet, JSON or text files, or a data set on the Hugging Face hub, with a column `text`",
+    meaning="folder of parquet, JSON or text files, or a data set on the Hugging Face hub, with a column named text",
     example="/data/my_text",
 )
 SAVE = Placeholder(name="SAVE", meaning="folder for checkpoints and logs", example="/checkpoints/run-1")

@@ -39,7 +39,7 @@ It registers `planned`, and `planned_smoke`: the same model with synthetic token
 
 __IMPORTS__
 
-# A folder of parquet, JSON or text files, or a name on the hub, with a column `text`.
+# A folder of parquet, JSON or text files, or a name on the hub, with a column named text.
 DATASETS["text"] = DatasetConfig(
     path="",
     loader=lambda path: load_dataset(path, split="train", streaming=True),

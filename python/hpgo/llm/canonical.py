@@ -22,8 +22,8 @@ def canonical(config: ParallelismConfig, model: Transformer) -> ParallelismConfi
 
     - Without replicas nothing is sharded or reduced: ZeRO stages 1 and 2 are stage 0, and nothing overlaps.
     - Layers of the end ranks are None where the even split, or the ranks in the middle, have the same number.
-    - Recomputation of as many layers as each stage has is that of all layers; of every n-th layer, that of a number of
-      layers if all stages recompute as many.
+    - Recomputation of a stage's number of layers is recomputation of all layers. Recomputation of every n-th layer is
+      recomputation of a number of layers if all stages have the same number.
     - Modules to recompute have one order.
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
@@ -62,7 +62,7 @@ def _ends(config: ParallelismConfig, counts: tuple[int, ...], model: Transformer
     if counts == split_layers(model.layers, config.pp, config.vpp, (None, None), laid_out=bool(model.experts)):
         return None, None
     ranks = [sum(counts[rank :: config.pp]) for rank in range(config.pp)]
-    # With two ranks, the layers of the first determine those of the last.
+    # With two ranks, the layers of the first determine the layers of the last.
     if config.pp == 2:
         return ranks[0], None
     first, between, last = ranks[0], ranks[1], ranks[-1]

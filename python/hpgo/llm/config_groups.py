@@ -40,7 +40,7 @@ class ConfigGroup:
 
     costs: LayerCosts
     gpus: Gpus
-    """GPUs of the configurations. Those of `costs` may be others, on which a layer takes the same time."""
+    """GPUs of the configurations. `costs` may have other GPUs, on which a layer takes the same time."""
     pp: int
     dp: int
     micro_batches: int
@@ -279,7 +279,7 @@ class SharedCosts:
     ) -> float:
         """Return a lower bound on the GPU-seconds of a step with the tp and cp of a shape, and any other degrees.
 
-        It holds on any number of nodes like those of the context.
+        It holds on any number of nodes that equal the context's.
         """
         key = context.gpus.gpus_per_node, shape
         if key not in self._least:

@@ -74,7 +74,7 @@ class OwnRates(Record):
 
     @classmethod
     def of(cls, cluster: Cluster) -> OwnRates | None:
-        """Return the rates that a cluster states of its device; None if they are those of the known card."""
+        """Return the rates that a cluster states of its device; None if they are the known card's."""
         device = cluster.nodes[0].device
         if device.rates is None and device.speed == 1:
             return None

@@ -1,6 +1,6 @@
 """Fit of a platform's factors to measured steps: `hpgo.fit_platform`.
 
-The factors are those of highest probability (maximum a posteriori): each term's logarithm has a normal prior around 0
+The factors have the highest probability (maximum a posteriori): each term's logarithm has a normal prior around 0
 (`TERMS`), and each step deviates by itself. So a few steps move only the terms that they tell something of.
 """
 

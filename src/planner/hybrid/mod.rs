@@ -104,7 +104,7 @@ pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: 
 /// Searches a space with every placement, before [`plan`] proves the bound with the whole budget.
 ///
 /// Narrow passes find good plans, and complete passes raise the bound within a small budget. If a gap remains,
-/// annealing looks for better plans, and tables of finer resolution than those of passes raise the bound.
+/// annealing looks for better plans, and tables of finer resolution than the tables of passes raise the bound.
 fn search_all_placements(search: &mut Search<'_>) -> Result<()> {
     // A plan near the optimum spares the passes that would have to look for one, and a pass up to its step proves most
     // small problems. So a very short annealing comes before everything else.

@@ -11,7 +11,7 @@ Sequence numbers assign operations of the backward pass. Shapes give the bytes. 
 `forward_s` and `backward_s` are the times of a layer's outermost operations, or of the kernels and copies that they
 launch on a device. Backward operations are found by the `Sequence number` of the operation that created them; gradient
 accumulation right after counts, too. `activation_bytes` is the shape and type of the gradient at the start of a layer's
-backward pass, `parameter_bytes` those of accumulated gradients, so of trained weights.
+backward pass, `parameter_bytes` the bytes of accumulated gradients, so of trained weights.
 """
 
 from __future__ import annotations
