@@ -75,7 +75,7 @@ class JobParts(Record):
     """The parts of a job folder that one framework determines.
 
     Each rank runs `command` in the folder, with torchrun's environment variables (RANK, WORLD_SIZE, LOCAL_RANK, …) and
-    the variables of `env.sh`. The words of `arguments` follow, and then the words of `data` for training or of `smoke` for
+    the variables of `env.sh`. The words of `arguments` follow, then the words of `data` for training or of `smoke` for
     the smoke run. Words are written in bash: quoted where necessary, with `"$NAME"` for placeholders.
     """
 
