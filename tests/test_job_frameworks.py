@@ -23,6 +23,7 @@ import hpgo
 from hpgo import export, jobs
 from hpgo.export.targets import find
 from hpgo.jobs.deepspeed import hugging_face
+from hpgo.jobs.folder import check_folder
 from hpgo.jobs.parts import FRAMEWORKS, parts_of
 from hpgo.model.arithmetic import RopeScaling
 from hpgo.model.transformer_presets import TRANSFORMERS
@@ -283,3 +284,17 @@ def test_asynchronous_tensor_parallelism_is_a_setting_where_the_plan_counts_it()
     assert "asynchronous tensor parallelism needs compiled layers" in text
     plain = llm("torchtitan@0.3", tp=2)
     assert "async" not in texts(plain, "torchtitan@0.3")["planned.py"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_folder_is_written_again_for_the_same_framework_only(target: str, tmp_path: Path) -> None:
+    plan = llm(target)
+    jobs.save(plan, tmp_path / "job")
+    jobs.save(plan, tmp_path / "job")
+    before = {path: path.read_bytes() for path in (tmp_path / "job").rglob("*.*")}
+    for other in {*TARGETS} - {target}:
+        with refused(hpgo.errors.ArgumentError, "conflict", "a job for"):
+            jobs.save(llm(other), tmp_path / "job")
+    with refused(hpgo.errors.ArgumentError, "conflict", "not for Megatron-LM"):
+        check_folder(tmp_path / "job", find("megatron"))
+    assert {path: path.read_bytes() for path in (tmp_path / "job").rglob("*.*")} == before

@@ -468,6 +468,32 @@ def test_files_that_the_user_changed_are_kept(tmp_path: Path) -> None:
     assert words_of((tmp_path / "job/arguments.txt").read_text(encoding="utf-8"))["pipeline-model-parallel-size"] == "2"
 
 
+def test_files_that_only_follow_from_the_launcher_are_replaced(tmp_path: Path) -> None:
+    jobs.save(plan_of("dense"), tmp_path / "job", on="kubernetes")
+    written = jobs.save(plan_of("node"), tmp_path / "job", on="torchrun")
+    assert not [path for path in written if path.suffix == ".new"]
+    assert (tmp_path / "job/env.sh").read_text(encoding="utf-8") == jobs.files(plan_of("node"), on="torchrun")["env.sh"]
+
+
+def test_a_folder_of_another_kind_of_plan_is_refused(tmp_path: Path) -> None:
+    jobs.save(plan_of("node"), tmp_path / "job")
+    (tmp_path / "job/llm-plan.json").rename(tmp_path / "job/job-plan.json")
+    with refused(hpgo.errors.ArgumentError, "conflict", "another kind of plan"):
+        jobs.save(plan_of("node"), tmp_path / "job")
+
+
+def test_the_log_of_another_plan_is_put_aside(tmp_path: Path) -> None:
+    jobs.save(plan_of("dense"), tmp_path / "job")
+    logs = [tmp_path / "job/smoke.log", tmp_path / "job/small/smoke.log"]
+    for log in logs:
+        log.write_text("measured", encoding="utf-8")
+    jobs.save(plan_of("dense"), tmp_path / "job", on="torchrun")
+    assert all(log.exists() for log in logs), "the plan is the same"
+    jobs.save(plan_of("node"), tmp_path / "job")
+    assert not any(log.exists() for log in logs)
+    assert [log.with_name("smoke.log.old").read_text(encoding="utf-8") for log in logs] == ["measured"] * 2
+
+
 def test_a_folder_with_other_files_is_refused_before_the_search(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     with refused(hpgo.errors.ArgumentError, "conflict", "no job folder"):

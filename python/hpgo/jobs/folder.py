@@ -15,18 +15,19 @@ from hpgo.base.files import as_path, is_folder
 from hpgo.base.messages import join_words, pluralize, shorten
 from hpgo.base.quoting import in_comment, in_shell
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.errors import ArgumentError
+from hpgo.errors import ArgumentError, HpgoError
 from hpgo.export.jobs import ExportJob
 from hpgo.export.targets import Place, find
 from hpgo.jobs.parts import SMOKE_STEPS, Variable, parts_of
 from hpgo.jobs.reduced import reduced
-from hpgo.jobs.scripts import MEMORY_LINE, TITLES, job_of, launcher
+from hpgo.jobs.scripts import LAUNCHERS, MEMORY_LINE, TITLES, job_of, launcher
 from hpgo.llm.measured_steps import JOB_LOG, JOB_PLAN
 from hpgo.llm.plan import LlmPlan
 from hpgo.planning.plans import Plan
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
     from pathlib import Path
 
     from hpgo.export.targets import Target, TargetName
@@ -135,19 +136,28 @@ def save(
     """Write the files of a job folder and return their paths. Files of other names in the folder stay.
 
     Each file is replaced as a whole. Values that a user wrote into `env.sh` or `data.txt` are not lost: if one of these
-    files differs from what is written, it is kept, and the new one gets `.new` at the end of its name.
+    files was changed, it is kept, and the new one gets `.new` at the end of its name. If the folder had another plan,
+    logs of its smoke runs get `.old` at the end of their names.
 
-    Raises the errors of `files`, and ArgumentError if a file can't be written, or if the folder has files but is no job
-    folder.
+    Raises the errors of `files`, and ArgumentError if a file can't be written, if the folder has files but is no job
+    folder, or if it is one of another framework.
     """
     path = as_path(folder, ArgumentError)
     texts = files(plan, to=to, on=on, command=command)
-    check_folder(path)
+    check_folder(path, find(_framework_of(plan) if to is None else to), _plan_name(plan))
+    kept = [name for name in _EDITED if name in texts and _differs(path / name, texts[name])]
+    unchanged = _unchanged(path, kept, plan, to) if kept else set()
+    # The log of another plan would be read as the measurement of this one.
+    for name in (JOB_LOG, f"small/{JOB_LOG}"):
+        beside = (path / name).with_name(_plan_name(plan))
+        if _differs(beside, texts.get(beside.relative_to(path).as_posix(), "")):
+            with suppress(FileNotFoundError):
+                (path / name).replace(path / f"{name}.old")
     written = []
     for name, text in texts.items():
         to_path = path / name
         # Only files that users are asked to edit are kept. All others follow from the plan.
-        if name in _EDITED and _differs(to_path, text):
+        if name in kept and name not in unchanged:
             to_path = to_path.with_name(f"{to_path.name}.new")
         make_folder(to_path.parent)
         write_text(to_path, text, ArgumentError)
@@ -155,8 +165,22 @@ def save(
     return written
 
 
-def check_folder(folder: str | os.PathLike[str]) -> None:
-    """Raise ArgumentError if `folder` has files, but is no job folder: they could be mixed up."""
+def _unchanged(path: Path, names: Sequence[str], plan: LlmPlan | Plan, to: TargetName | None) -> set[str]:
+    """Return those of the files `names` that are as some launcher's folder of the plan that is there has them."""
+    try:
+        old = type(plan).read(path / _plan_name(plan))
+        texts = [files(old, to=to, on=on) for on in LAUNCHERS]
+    # Nothing is known of a plan that can't be read, or for which no folder can be made: all files are kept.
+    except HpgoError:
+        return set()
+    return {name for name in names if any(not _differs(path / name, one[name]) for one in texts if name in one)}
+
+
+def check_folder(folder: str | os.PathLike[str], target: Target, plan_name: str = JOB_PLAN) -> None:
+    """Raise ArgumentError if `folder` has other files than a job folder for `target`: they could be mixed up.
+
+    `plan_name` is the name that the plan will have.
+    """
     path = as_path(folder, ArgumentError)
     plans = (JOB_PLAN, LAYER_PLAN)
     others = False
@@ -168,6 +192,21 @@ def check_folder(folder: str | os.PathLike[str]) -> None:
             f"the folder `{shorten(str(path))}` has other files and no {join_words(plans, 'or')}, so it is no job"
             " folder",
             "name a new folder, such as `job/`",
+            code="conflict",
+        )
+    first = ""
+    with suppress(OSError, UnicodeDecodeError):
+        first = (path / "README.md").read_text(encoding="utf-8").partition("\n")[0]
+    named = first.rpartition(" with ")[2]
+    # Configurations of torchtitan differ between its versions, and PyTorch's exporter has the name of a module.
+    own = {"torch": "PyTorch", "torchtitan": f"{target.title} {target.version}"}.get(target.name, target.title)
+    other_kind = any((path / name).exists() for name in plans if name != plan_name)
+    if other_kind or (named and not f"{named}.".startswith((f"{own} ", f"{own}."))):
+        raise ArgumentError(
+            f"the folder `{shorten(str(path))}` has a job"
+            + (" of another kind of plan" if other_kind else f" for {shorten(named)}, not for {own}")
+            + ", so its files would be mixed up",
+            "name a new folder, or delete this one",
             code="conflict",
         )
 
