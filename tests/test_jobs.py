@@ -427,6 +427,24 @@ def test_the_smoke_run_reads_its_log(log: str, code: int, says: str, place: Path
         assert "max allocated: 60000.0" in done.stdout
 
 
+def test_only_the_node_that_prints_steps_is_judged_by_them(place: Path) -> None:
+    jobs.save(plan_of("dense"), place / "job", on="torchrun")
+    stub(place / "bin", "python3", '[ "$1" = -m ] || exit 0; cat "$PRINTED"; exit "${CODE:-0}"')
+    (place / "good").write_text(log_of(plan_of("dense"), 1), encoding="utf-8")
+    (place / "other").write_text("starts\n", encoding="utf-8")
+    values = filled(place, MASTER_ADDR="10.0.0.1")
+    done = run(place, "bash", "job/smoke.sh", "1", **values, PRINTED=str(place / "good"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the job starts and fits: 5 steps" in done.stdout
+    done = run(place, "bash", "job/smoke.sh", "0", **values, PRINTED=str(place / "other"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (place / "job/smoke-0.log").read_text(encoding="utf-8") == "starts\n"
+    assert "elapsed" in (place / "job/smoke.log").read_text(encoding="utf-8")
+    assert run(place, "bash", "job/smoke.sh", "0", **values, PRINTED=str(place / "other"), CODE="3").returncode == 1
+    assert run(place, "bash", "job/smoke.sh", "1", **values, PRINTED=str(place / "other")).returncode == 1
+    assert run(place, "bash", "job/smoke.sh", "--read").returncode == 1, "the log of node 1 has no steps"
+
+
 def test_the_loop_from_a_plan_to_a_list_with_measured_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ask = ["llm", "plan", "llama-3-8b", "-c", "h100:1", "-b", "64", "--seq-length", "8192"]

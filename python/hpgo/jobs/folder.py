@@ -76,7 +76,7 @@ def files(
         texts |= {f"small/{name}": text for name, text in _of_framework(small_parts, train=False).items()}
     names = [*(one.name for one in parts.placeholders), *(one.name for one in parts.environment)]
     copied = [*texts, "env.sh", "rank.sh"]
-    start = launcher(on, job, small, copied, names)
+    start = launcher(on, job, small, copied, names, step_rank=parts.step_rank)
     placeholders = (*parts.placeholders, *start.placeholders)
     return {
         **texts,
@@ -427,6 +427,7 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
         "  esac",
         "  shift",
         "done",
+        *(["judged=1", *start.logs] if start.logs else []),
         'if [ "$start" = 1 ]; then',
         "  bash check.sh",
         '  rm -f "$log"',
@@ -441,6 +442,16 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
         f'  echo "hint: keep more memory free: {_in_double_quotes(again)} --reserve-memory 4GB -o $PWD/" >&2',
         "  exit 1",
         "fi",
+        *(
+            [
+                'if [ "$judged$code" = 00 ]; then',
+                f'  echo "this node is done, and {JOB_LOG} of the node that prints the steps says whether all were"',
+                "  exit 0",
+                "fi",
+            ]
+            if start.logs
+            else []
+        ),
         f'if [ "$steps" -lt {SMOKE_STEPS} ] || [ "$code" != 0 ]; then',
         '  grep -E -m 3 "^[^ ]*(Error|Exception|error):|Error: " "$log" >&2 || tail -n 5 "$log" >&2',
         f'  echo "error: $steps of {SMOKE_STEPS} steps ran, exit code $code" >&2',

@@ -103,6 +103,8 @@ class JobParts(Record):
     """Python module without which `check` can't run. On machines without it, `check.sh` leaves the check out."""
     step_line: str = ""
     """Extended regular expression (`grep -E`) of a line with the time of a step in the framework's log."""
+    step_rank: int | None = None
+    """Rank whose output has these lines, and the loss; None is the last rank."""
     requirements: tuple[str, ...] = ()
     """Lines of `requirements.txt`: packages with the versions that were tested."""
     conversion: str = ""
