@@ -250,13 +250,15 @@ def test_launch_checks_the_folder_and_calls_sbatch_with_its_options(place: Path)
     stub(place / "bin", "sbatch", 'printf "%s\\n" "$@" > "$RECORD"; env > "$RECORD.env"')
     assert launched(place).returncode == 2
     assert not (place / "record").exists()
-    options = ["--sbatch", "partition=gpu", "--env", "NCCL_DEBUG=a b", "--srun", "mpi=none", "--srun", "comment=a b"]
-    done = launched(place, *options, **filled(place))
-    assert (done.returncode, done.stdout) == (0, "")
-    assert (place / "record").read_text().split("\n")[:-1] == ["--export=ALL", "--partition=gpu", "job.sh"]
-    environment = (place / "record.env").read_text(encoding="utf-8")
-    assert "NCCL_DEBUG=a b\n" in environment
-    assert "SRUN_OPTIONS=--mpi=none '--comment=a b'\n" in environment
+    for hyphens in ("", "--"):
+        options = [("sbatch", "partition=gpu"), ("srun", "mpi=none"), ("srun", "comment=a b")]
+        words = [word for name, value in options for word in (f"--{name}", f"{hyphens}{value}")]
+        done = launched(place, *words, "--env", "NCCL_DEBUG=a b", **filled(place))
+        assert (done.returncode, done.stdout) == (0, "")
+        assert (place / "record").read_text().split("\n")[:-1] == ["--export=ALL", "--partition=gpu", "job.sh"]
+        environment = (place / "record.env").read_text(encoding="utf-8")
+        assert "NCCL_DEBUG=a b\n" in environment
+        assert "SRUN_OPTIONS=--mpi=none '--comment=a b'\n" in environment
 
 
 @pytest.mark.parametrize("run_name", ["train", "smoke", "small"])
