@@ -241,7 +241,9 @@ def test_a_hostile_name_stays_data(target: str, tmp_path: Path) -> None:
         if path.suffix == ".sh":
             assert subprocess.run(["bash", "-n", path], capture_output=True, check=False).returncode == 0
             if shutil.which("shellcheck"):
-                found = subprocess.run(["shellcheck", "-x", path], cwd=path.parent, capture_output=True, check=False)
+                found = subprocess.run(
+                    ["shellcheck", "-x", "-e", "SC2016", path], cwd=path.parent, capture_output=True, check=False
+                )
                 assert found.returncode == 0, found.stdout.decode()
         elif path.suffix == ".py":
             assert "os._exit(3)\n" not in path.read_text(encoding="utf-8")

@@ -214,6 +214,31 @@ def test_the_check_asks_only_for_variables_that_the_data_uses(place: Path) -> No
     assert "DATA_PATH" not in run(place, "bash", "job/check.sh").stderr
 
 
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (None, "data.txt is missing or empty"),
+        ("# none\n\n", "data.txt is missing or empty"),
+        ('--data-path "$DATA_PTH"\n', "data.txt uses DATA_PTH, but no variable"),
+        ('--data-path "a\n', "data.txt is no list of words of bash: unexpected EOF"),
+    ],
+)
+def test_the_check_refuses_data_that_no_rank_could_read(data: str | None, says: str, place: Path) -> None:
+    jobs.save(plan_of("node"), place / "job")
+    environment = filled(place)
+    (place / "job/data.txt").write_text("--lr 1 # a comment\n--save x # another", encoding="utf-8")
+    done = run(place, "bash", "job/check.sh", **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (place / "record").read_text(encoding="utf-8").endswith("\n--lr\n1\n--save\nx\n")
+    (place / "job/data.txt").unlink()
+    if data is not None:
+        (place / "job/data.txt").write_text(data, encoding="utf-8")
+    done = run(place, "bash", "job/check.sh", **environment)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 2), done.stderr
+    assert f"error: {says}" in done.stderr
+    assert run(place, "bash", "job/check.sh", **environment | {"JOB_RUN": "smoke"}).returncode == 0
+
+
 def test_a_parser_that_refuses_the_arguments_stops_the_job(place: Path) -> None:
     jobs.save(plan_of("node"), place / "job", on="torchrun")
     stub(place / "bin", "python3", 'echo "unrecognized arguments" >&2; exit 1')

@@ -282,7 +282,8 @@ def _words(parts: JobParts) -> list[str]:
         "arguments=()",
         'for file in "${files[@]}"; do',
         "  # Lines are words of bash, so that they can use the variables of env.sh.",
-        """  eval "arguments+=($(grep -v '^[[:space:]]*#' "$file"))\"""",
+        # The line break ends a comment at the end of the file.
+        """  eval "arguments+=($(grep -v '^[[:space:]]*#' "$file")"$'\\n)'""",
         "done",
     ]
 
@@ -318,7 +319,21 @@ need() { # NAME KIND MEANING
     esac
   fi
 }
-uses() { grep -q "^[^#]*[$][{]*$1" data.txt; }
+uses() { grep -qs "^[^#]*[$][{]*$1" data.txt; }
+readable() { # FILES of words
+  local file said
+  for file; do
+    if ! grep -qsv '^[[:space:]]*\(#\|$\)' "$file"; then
+      complain "$file is missing or empty, but it must have the words of this run"
+    elif ! elsewhere && ! said=$( (eval "file=($(grep -v '^[[:space:]]*#' "$file")"$'\n)') 2>&1); then
+      said=${said%%$'\n'*} said=${said#*: line *: }
+      case $said in
+        *": unbound variable") complain "$file uses ${said%: *}, but no variable of this name is set" ;;
+        *) complain "$file is no list of words of bash: $said" ;;
+      esac
+    fi
+  done
+}
 """
 
 
@@ -346,6 +361,10 @@ def _check(
         f" done < <(grep -v '^ *#' {name} | grep -o 'EDIT-[A-Z]*' | sort -u)"
         for name in start.edited
     ]
+    data, smoke = (["data.txt"] if parts.data else []), (["smoke.txt"] if parts.smoke else [])
+    words = {"train": [*parts.arguments, *data], "smoke": [*parts.arguments, *smoke]}
+    words |= {} if small is None else {"small": [f"small/{name}" for name in words["smoke"]]}
+    read = [f"  {name}) readable {' '.join(names)} ;;" for name, names in words.items()]
     ranks = [f"RANKS={job.ranks}"]
     ranks += [] if small is None else [f'[ "${{JOB_RUN:-train}}" != small ] || RANKS={small.ranks}']
     return _script(
@@ -358,6 +377,9 @@ def _check(
         f"elsewhere() {{ {start.elsewhere}; }}",
         *_NEED.splitlines(),
         *lines,
+        "case ${JOB_RUN:-train} in",
+        *read,
+        "esac",
         *edited,
         'if [ "$wrong" = 1 ]; then',
         f'  echo "hint: write the values into {join_words(["env.sh", *start.edited], "and")}" >&2',
