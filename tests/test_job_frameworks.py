@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -286,6 +287,16 @@ def test_asynchronous_tensor_parallelism_is_a_setting_where_the_plan_counts_it()
     assert "asynchronous tensor parallelism needs compiled layers" in text
     plain = llm("torchtitan@0.3", tp=2)
     assert "async" not in texts(plain, "torchtitan@0.3")["planned.py"]
+
+
+@pytest.mark.parametrize(
+    ("target", "file"),
+    [("torchtitan@0.3", "job_config.py"), ("torchtitan@0.2", "data.txt"), ("deepspeed", "train.py")],
+)
+def test_the_readme_names_the_file_of_the_learning_rate(target: str, file: str) -> None:
+    found = jobs.files(llm(target))
+    assert f"learning rate in `{file}`" in found["README.md"]
+    assert re.search(r"\b(lr|LEARNING_RATE)\b", found[file])
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -454,6 +454,17 @@ def test_the_smoke_run_reads_its_log(log: str, code: int, says: str, place: Path
         assert "max allocated: 60000.0" in done.stdout
 
 
+def test_the_hint_after_a_full_memory_can_be_copied(place: Path) -> None:
+    folder = place / "my $job's"
+    jobs.save(plan_of("node"), folder, command=f"hpgo llm plan {shlex.quote(HOSTILE.replace(chr(10), ' '))} -c h100:1")
+    (folder / "smoke.log").write_text("CUDA out of memory\n", encoding="utf-8")
+    done = run(place, "bash", str(folder / "smoke.sh"), "--read")
+    (hint,) = [line for line in done.stderr.splitlines() if line.startswith("hint: ")]
+    words = shlex.split(hint.partition("free: ")[2])
+    assert words == ["hpgo", "llm", "plan", HOSTILE.replace("\n", " "), "-c", "h100:1", "--reserve-memory", "4GB", "-o",
+                     f"{folder}/"]  # fmt: skip
+
+
 def test_only_the_node_that_prints_steps_is_judged_by_them(place: Path) -> None:
     jobs.save(plan_of("dense"), place / "job", on="torchrun")
     stub(place / "bin", "python3", '[ "$1" = -m ] || exit 0; cat "$PRINTED"; exit "${CODE:-0}"')

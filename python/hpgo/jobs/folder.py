@@ -422,6 +422,7 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
     llm = isinstance(plan, LlmPlan)
     usual = "hpgo llm plan MODEL -c CLUSTER -b N --seq-length N" if llm else "hpgo plan PROFILE --cluster CLUSTER"
     again = command or usual
+    more_free = in_comment(f"{again} --reserve-memory 4GB")
     reduced_run = [] if small is None else ["#   --small  the reduced model on one node"]
     return _script(
         f"# Runs {SMOKE_STEPS} steps with synthetic data, and reads the log: does the job start, and does it fit?",
@@ -461,7 +462,7 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
         'if grep -qiE "out of memory|OutOfMemoryError" "$log"; then',
         '  grep -iE -m 1 "out of memory|OutOfMemoryError" "$log" >&2',
         '  echo "error: a GPU ran out of memory after $steps steps, but the plan estimates: $estimated" >&2',
-        f'  echo "hint: keep more memory free: {_in_double_quotes(again)} --reserve-memory 4GB -o $PWD/" >&2',
+        f"""  printf "%s -o %q\\n" {in_shell(f"hint: keep more memory free: {more_free}")} "$PWD/" >&2""",
         "  exit 1",
         "fi",
         *(
@@ -497,12 +498,6 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
     )
 
 
-# The hint is printed with $PWD, which single quotes would not expand, so its other characters are escaped instead.
-def _in_double_quotes(text: str) -> str:
-    """Return text for the inside of double quotes of bash."""
-    return "".join(f"\\{letter}" if letter in '\\"$`' else letter for letter in in_comment(text))
-
-
 def _estimated(plan: LlmPlan | Plan) -> str:
     if isinstance(plan, Plan):
         most_bytes = max(group.memory.total_bytes for group in plan.groups)
@@ -522,11 +517,15 @@ def _readme(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start:
     else:
         title = f"{in_comment(plan.profile)} on {in_comment(plan.cluster)}"
         named, command = f"{pluralize(len(plan.stages), 'stage')}. ", "evaluate"
+    together = parts.rate_in == "data.txt"
+    held = "data, checkpoints and learning rate" if together else "data, checkpoints and steps"
+    settings = "data and learning rate in `data.txt`" if together else f"the learning rate in `{parts.rate_in}`"
+    settings = settings if together else f"data in `data.txt` and {settings}"
     # A value that is there by default is none to write.
     needed = [one for one in (*parts.placeholders, *start.placeholders) if one.needed != "never" and not one.default]
     rows = [
         *((file.name, file.holds) for file in parts.files),
-        *([("data.txt", "data, checkpoints and learning rate: change them here")] if parts.data else []),
+        *([("data.txt", f"{held}: change them here")] if parts.data else []),
         *([("smoke.txt", f"{SMOKE_STEPS} steps with synthetic data instead")] if parts.smoke else []),
         ("env.sh", "variables of the job: set them here"),
         ("check.sh", "checks variables, files and arguments before any node is asked for"),
@@ -558,8 +557,7 @@ def _readme(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start:
             f"{named}Estimated: {_estimated(plan)}.",
             "",
             f"1. Write the values into {join_words(['`env.sh`', *(f'`{name}`' for name in start.edited)], 'and')}:"
-            f" {', '.join(one.name for one in needed)}."
-            + (" Set data and learning rate in `data.txt`." if parts.data else ""),
+            f" {', '.join(one.name for one in needed)}." + f" Set {settings}.",
             f"2. Run the smoke run: `{start.start.replace('job.sh', 'smoke.sh')}`. It needs no data.",
             f"3. Start: `{start.start}` on {TITLES[on]}. The log is {start.log_of}.",
             *reduced_note,

@@ -86,7 +86,9 @@ class JobParts(Record):
     arguments: tuple[str, ...] = ()
     """Names of the files in `files` whose words follow the command in both runs."""
     data: str = ""
-    """Content of `data.txt`: words for training, such as data, checkpoints and learning rates. Comments are allowed."""
+    """Content of `data.txt`: words for training, such as data and checkpoints. Comments are allowed."""
+    rate_in: str = "data.txt"
+    """Name of the file in which the user sets the learning rate."""
     smoke: str = ""
     """Content of `smoke.txt`: words for five steps with synthetic data instead."""
     files: tuple[JobFile, ...] = ()
