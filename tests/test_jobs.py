@@ -379,8 +379,9 @@ def test_kubernetes_gets_the_files_the_volumes_and_the_values(place: Path) -> No
 def test_ray_gets_the_folder_and_the_values(place: Path) -> None:
     jobs.save(plan_of("dense"), place / "job", on="ray")
     stub(place / "bin", "ray", 'printf "%s\\n" "$@" > "$RECORD"')
-    done = launched(place, **filled(place))
+    done = launched(place, **filled(place, NCCL_DEBUG="INFO"))
     assert done.returncode == 0
+    assert run(place, "bash", "-c", ". job/values.sh; echo $NCCL_DEBUG").stdout == "INFO\n"
     words = (place / "record").read_text(encoding="utf-8").splitlines()
     assert words[:4] == ["job", "submit", "--working-dir", "."]
     assert words[-3:] == ["--", "python3", "start.py"]
@@ -493,6 +494,9 @@ def test_the_loop_from_a_plan_to_a_list_with_measured_steps(tmp_path: Path, monk
     (tmp_path / "job/smoke.log").write_text(log_of(plan, 1.3), encoding="utf-8")
     done = CliRunner().invoke(group, ["llm", "calibrate", "job/", "-o", "platform.yaml"])
     assert done.exit_code == 0, done.output
+    assert f"  hpgo {' '.join(ask)} --platform platform.yaml\n" in done.output
+    explained = [CliRunner().invoke(group, ["llm", "explain", name]).output for name in ("job/", "job/llm-plan.json")]
+    assert explained[0] == explained[1] != ""
     done = CliRunner().invoke(group, [*ask, "--platform", "platform.yaml"])
     assert done.exit_code == 0, done.output
     assert "What the measured steps change" in done.output

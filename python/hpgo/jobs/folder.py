@@ -74,7 +74,7 @@ def files(
     if small_plan is not None and small_parts is not None:
         texts |= {f"small/{JOB_PLAN}": small_plan.to_json() + "\n"}
         texts |= {f"small/{name}": text for name, text in _of_framework(small_parts, train=False).items()}
-    names = [*(one.name for one in parts.placeholders), *(one.name for one in parts.environment)]
+    names = [*(one.name for one in parts.placeholders), *(one.name for one in _variables(parts))]
     copied = [*texts, "env.sh", "rank.sh"]
     start = launcher(on, job, small, copied, names, step_rank=parts.step_rank)
     placeholders = (*parts.placeholders, *start.placeholders)
