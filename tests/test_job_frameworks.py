@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import hpgo
 from hpgo import export, jobs
 from hpgo.export.targets import find
 from hpgo.jobs.deepspeed import hugging_face
+from hpgo.jobs.folder import check_folder
 from hpgo.jobs.parts import FRAMEWORKS, parts_of
 from hpgo.model.arithmetic import RopeScaling
 from hpgo.model.transformer_presets import TRANSFORMERS
@@ -240,7 +242,9 @@ def test_a_hostile_name_stays_data(target: str, tmp_path: Path) -> None:
         if path.suffix == ".sh":
             assert subprocess.run(["bash", "-n", path], capture_output=True, check=False).returncode == 0
             if shutil.which("shellcheck"):
-                found = subprocess.run(["shellcheck", "-x", path], cwd=path.parent, capture_output=True, check=False)
+                found = subprocess.run(
+                    ["shellcheck", "-x", "-e", "SC2016", path], cwd=path.parent, capture_output=True, check=False
+                )
                 assert found.returncode == 0, found.stdout.decode()
         elif path.suffix == ".py":
             assert "os._exit(3)\n" not in path.read_text(encoding="utf-8")
@@ -283,3 +287,27 @@ def test_asynchronous_tensor_parallelism_is_a_setting_where_the_plan_counts_it()
     assert "asynchronous tensor parallelism needs compiled layers" in text
     plain = llm("torchtitan@0.3", tp=2)
     assert "async" not in texts(plain, "torchtitan@0.3")["planned.py"]
+
+
+@pytest.mark.parametrize(
+    ("target", "file"),
+    [("torchtitan@0.3", "job_config.py"), ("torchtitan@0.2", "data.txt"), ("deepspeed", "train.py")],
+)
+def test_the_readme_names_the_file_of_the_learning_rate(target: str, file: str) -> None:
+    found = jobs.files(llm(target))
+    assert f"learning rate in `{file}`" in found["README.md"]
+    assert re.search(r"\b(lr|LEARNING_RATE)\b", found[file])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_folder_is_written_again_for_the_same_framework_only(target: str, tmp_path: Path) -> None:
+    plan = llm(target)
+    jobs.save(plan, tmp_path / "job")
+    jobs.save(plan, tmp_path / "job")
+    before = {path: path.read_bytes() for path in (tmp_path / "job").rglob("*.*")}
+    for other in {*TARGETS} - {target}:
+        with refused(hpgo.errors.ArgumentError, "conflict", "a job for"):
+            jobs.save(llm(other), tmp_path / "job")
+    with refused(hpgo.errors.ArgumentError, "conflict", "not for Megatron-LM"):
+        check_folder(tmp_path / "job", find("megatron"))
+    assert {path: path.read_bytes() for path in (tmp_path / "job").rglob("*.*")} == before

@@ -214,6 +214,31 @@ def test_the_check_asks_only_for_variables_that_the_data_uses(place: Path) -> No
     assert "DATA_PATH" not in run(place, "bash", "job/check.sh").stderr
 
 
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (None, "data.txt is missing or empty"),
+        ("# none\n\n", "data.txt is missing or empty"),
+        ('--data-path "$DATA_PTH"\n', "data.txt uses DATA_PTH, but no variable"),
+        ('--data-path "a\n', "data.txt is no list of words of bash: unexpected EOF"),
+    ],
+)
+def test_the_check_refuses_data_that_no_rank_could_read(data: str | None, says: str, place: Path) -> None:
+    jobs.save(plan_of("node"), place / "job")
+    environment = filled(place)
+    (place / "job/data.txt").write_text("--lr 1 # a comment\n--save x # another", encoding="utf-8")
+    done = run(place, "bash", "job/check.sh", **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (place / "record").read_text(encoding="utf-8").endswith("\n--lr\n1\n--save\nx\n")
+    (place / "job/data.txt").unlink()
+    if data is not None:
+        (place / "job/data.txt").write_text(data, encoding="utf-8")
+    done = run(place, "bash", "job/check.sh", **environment)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 2), done.stderr
+    assert f"error: {says}" in done.stderr
+    assert run(place, "bash", "job/check.sh", **environment | {"JOB_RUN": "smoke"}).returncode == 0
+
+
 def test_a_parser_that_refuses_the_arguments_stops_the_job(place: Path) -> None:
     jobs.save(plan_of("node"), place / "job", on="torchrun")
     stub(place / "bin", "python3", 'echo "unrecognized arguments" >&2; exit 1')
@@ -250,13 +275,15 @@ def test_launch_checks_the_folder_and_calls_sbatch_with_its_options(place: Path)
     stub(place / "bin", "sbatch", 'printf "%s\\n" "$@" > "$RECORD"; env > "$RECORD.env"')
     assert launched(place).returncode == 2
     assert not (place / "record").exists()
-    options = ["--sbatch", "partition=gpu", "--env", "NCCL_DEBUG=a b", "--srun", "mpi=none", "--srun", "comment=a b"]
-    done = launched(place, *options, **filled(place))
-    assert (done.returncode, done.stdout) == (0, "")
-    assert (place / "record").read_text().split("\n")[:-1] == ["--export=ALL", "--partition=gpu", "job.sh"]
-    environment = (place / "record.env").read_text(encoding="utf-8")
-    assert "NCCL_DEBUG=a b\n" in environment
-    assert "SRUN_OPTIONS=--mpi=none '--comment=a b'\n" in environment
+    for hyphens in ("", "--"):
+        options = [("sbatch", "partition=gpu"), ("srun", "mpi=none"), ("srun", "comment=a b")]
+        words = [word for name, value in options for word in (f"--{name}", f"{hyphens}{value}")]
+        done = launched(place, *words, "--env", "NCCL_DEBUG=a b", **filled(place))
+        assert (done.returncode, done.stdout) == (0, "")
+        assert (place / "record").read_text().split("\n")[:-1] == ["--export=ALL", "--partition=gpu", "job.sh"]
+        environment = (place / "record.env").read_text(encoding="utf-8")
+        assert "NCCL_DEBUG=a b\n" in environment
+        assert "SRUN_OPTIONS=--mpi=none '--comment=a b'\n" in environment
 
 
 @pytest.mark.parametrize("run_name", ["train", "smoke", "small"])
@@ -352,8 +379,9 @@ def test_kubernetes_gets_the_files_the_volumes_and_the_values(place: Path) -> No
 def test_ray_gets_the_folder_and_the_values(place: Path) -> None:
     jobs.save(plan_of("dense"), place / "job", on="ray")
     stub(place / "bin", "ray", 'printf "%s\\n" "$@" > "$RECORD"')
-    done = launched(place, **filled(place))
+    done = launched(place, **filled(place, NCCL_DEBUG="INFO"))
     assert done.returncode == 0
+    assert run(place, "bash", "-c", ". job/values.sh; echo $NCCL_DEBUG").stdout == "INFO\n"
     words = (place / "record").read_text(encoding="utf-8").splitlines()
     assert words[:4] == ["job", "submit", "--working-dir", "."]
     assert words[-3:] == ["--", "python3", "start.py"]
@@ -427,6 +455,35 @@ def test_the_smoke_run_reads_its_log(log: str, code: int, says: str, place: Path
         assert "max allocated: 60000.0" in done.stdout
 
 
+def test_the_hint_after_a_full_memory_can_be_copied(place: Path) -> None:
+    folder = place / "my $job's"
+    jobs.save(plan_of("node"), folder, command=f"hpgo llm plan {shlex.quote(HOSTILE.replace(chr(10), ' '))} -c h100:1")
+    (folder / "smoke.log").write_text("CUDA out of memory\n", encoding="utf-8")
+    done = run(place, "bash", str(folder / "smoke.sh"), "--read")
+    (hint,) = [line for line in done.stderr.splitlines() if line.startswith("hint: ")]
+    words = shlex.split(hint.partition("free: ")[2])
+    assert words == ["hpgo", "llm", "plan", HOSTILE.replace("\n", " "), "-c", "h100:1", "--reserve-memory", "4GB", "-o",
+                     f"{folder}/"]  # fmt: skip
+
+
+def test_only_the_node_that_prints_steps_is_judged_by_them(place: Path) -> None:
+    jobs.save(plan_of("dense"), place / "job", on="torchrun")
+    stub(place / "bin", "python3", '[ "$1" = -m ] || exit 0; cat "$PRINTED"; exit "${CODE:-0}"')
+    (place / "good").write_text(log_of(plan_of("dense"), 1), encoding="utf-8")
+    (place / "other").write_text("starts\n", encoding="utf-8")
+    values = filled(place, MASTER_ADDR="10.0.0.1")
+    done = run(place, "bash", "job/smoke.sh", "1", **values, PRINTED=str(place / "good"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the job starts and fits: 5 steps" in done.stdout
+    done = run(place, "bash", "job/smoke.sh", "0", **values, PRINTED=str(place / "other"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (place / "job/smoke-0.log").read_text(encoding="utf-8") == "starts\n"
+    assert "elapsed" in (place / "job/smoke.log").read_text(encoding="utf-8")
+    assert run(place, "bash", "job/smoke.sh", "0", **values, PRINTED=str(place / "other"), CODE="3").returncode == 1
+    assert run(place, "bash", "job/smoke.sh", "1", **values, PRINTED=str(place / "other")).returncode == 1
+    assert run(place, "bash", "job/smoke.sh", "--read").returncode == 1, "the log of node 1 has no steps"
+
+
 def test_the_loop_from_a_plan_to_a_list_with_measured_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ask = ["llm", "plan", "llama-3-8b", "-c", "h100:1", "-b", "64", "--seq-length", "8192"]
@@ -437,6 +494,9 @@ def test_the_loop_from_a_plan_to_a_list_with_measured_steps(tmp_path: Path, monk
     (tmp_path / "job/smoke.log").write_text(log_of(plan, 1.3), encoding="utf-8")
     done = CliRunner().invoke(group, ["llm", "calibrate", "job/", "-o", "platform.yaml"])
     assert done.exit_code == 0, done.output
+    assert f"  hpgo {' '.join(ask)} --platform platform.yaml\n" in done.output
+    explained = [CliRunner().invoke(group, ["llm", "explain", name]).output for name in ("job/", "job/llm-plan.json")]
+    assert explained[0] == explained[1] != ""
     done = CliRunner().invoke(group, [*ask, "--platform", "platform.yaml"])
     assert done.exit_code == 0, done.output
     assert "What the measured steps change" in done.output
@@ -466,6 +526,32 @@ def test_files_that_the_user_changed_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "job/env.sh").read_text(encoding="utf-8") == changed
     assert tmp_path / "job/env.sh.new" in written
     assert words_of((tmp_path / "job/arguments.txt").read_text(encoding="utf-8"))["pipeline-model-parallel-size"] == "2"
+
+
+def test_files_that_only_follow_from_the_launcher_are_replaced(tmp_path: Path) -> None:
+    jobs.save(plan_of("dense"), tmp_path / "job", on="kubernetes")
+    written = jobs.save(plan_of("node"), tmp_path / "job", on="torchrun")
+    assert not [path for path in written if path.suffix == ".new"]
+    assert (tmp_path / "job/env.sh").read_text(encoding="utf-8") == jobs.files(plan_of("node"), on="torchrun")["env.sh"]
+
+
+def test_a_folder_of_another_kind_of_plan_is_refused(tmp_path: Path) -> None:
+    jobs.save(plan_of("node"), tmp_path / "job")
+    (tmp_path / "job/llm-plan.json").rename(tmp_path / "job/job-plan.json")
+    with refused(hpgo.errors.ArgumentError, "conflict", "another kind of plan"):
+        jobs.save(plan_of("node"), tmp_path / "job")
+
+
+def test_the_log_of_another_plan_is_put_aside(tmp_path: Path) -> None:
+    jobs.save(plan_of("dense"), tmp_path / "job")
+    logs = [tmp_path / "job/smoke.log", tmp_path / "job/small/smoke.log"]
+    for log in logs:
+        log.write_text("measured", encoding="utf-8")
+    jobs.save(plan_of("dense"), tmp_path / "job", on="torchrun")
+    assert all(log.exists() for log in logs), "the plan is the same"
+    jobs.save(plan_of("node"), tmp_path / "job")
+    assert not any(log.exists() for log in logs)
+    assert [log.with_name("smoke.log.old").read_text(encoding="utf-8") for log in logs] == ["measured"] * 2
 
 
 def test_a_folder_with_other_files_is_refused_before_the_search(tmp_path: Path) -> None:

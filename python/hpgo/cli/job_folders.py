@@ -26,8 +26,9 @@ def check_job_folder(folder: str, framework: TargetName) -> None:
     from hpgo.jobs.folder import check_folder
     from hpgo.jobs.parts import check_supported
 
-    check_supported(find(framework))
-    check_folder(folder)
+    target = find(framework)
+    check_supported(target)
+    check_folder(folder, target)
 
 
 def save_job(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -121,6 +121,9 @@ def command(options: LaunchOptions) -> None:
       hpgo launch job/ --sbatch partition=gpu --env NCCL_DEBUG=INFO
     """
     environment = _environment(options.env)
+    # Both forms are natural: `--sbatch partition=gpu` and `--sbatch --partition=gpu`.
+    sbatch, srun = (tuple(word.removeprefix("--") for word in words) for words in (options.sbatch, options.srun))
+    options = replace(options, sbatch=sbatch, srun=srun)
     if is_folder_name(options.plan):
         _start(options, environment)
     if options.target is None or options.script is None:

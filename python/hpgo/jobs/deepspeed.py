@@ -76,7 +76,9 @@ def parts(plan: LlmPlan | Plan, target: Target) -> JobParts:
         environment=(ALLOCATOR,),
         check=('python3 check_config.py "$RANKS" "${arguments[@]}" > /dev/null',),
         needs="deepspeed",
+        rate_in="train.py",
         step_line="step [0-9]+ of",
+        step_rank=0,
         requirements=("deepspeed==0.19.8", "torch==2.15.0", *libraries),
         notes=notes,
     )

@@ -15,18 +15,19 @@ from hpgo.base.files import as_path, is_folder
 from hpgo.base.messages import join_words, pluralize, shorten
 from hpgo.base.quoting import in_comment, in_shell
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.errors import ArgumentError
+from hpgo.errors import ArgumentError, HpgoError
 from hpgo.export.jobs import ExportJob
 from hpgo.export.targets import Place, find
 from hpgo.jobs.parts import SMOKE_STEPS, Variable, parts_of
 from hpgo.jobs.reduced import reduced
-from hpgo.jobs.scripts import MEMORY_LINE, TITLES, job_of, launcher
+from hpgo.jobs.scripts import LAUNCHERS, MEMORY_LINE, TITLES, job_of, launcher
 from hpgo.llm.measured_steps import JOB_LOG, JOB_PLAN
 from hpgo.llm.plan import LlmPlan
 from hpgo.planning.plans import Plan
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
     from pathlib import Path
 
     from hpgo.export.targets import Target, TargetName
@@ -73,9 +74,9 @@ def files(
     if small_plan is not None and small_parts is not None:
         texts |= {f"small/{JOB_PLAN}": small_plan.to_json() + "\n"}
         texts |= {f"small/{name}": text for name, text in _of_framework(small_parts, train=False).items()}
-    names = [*(one.name for one in parts.placeholders), *(one.name for one in parts.environment)]
+    names = [*(one.name for one in parts.placeholders), *(one.name for one in _variables(parts))]
     copied = [*texts, "env.sh", "rank.sh"]
-    start = launcher(on, job, small, copied, names)
+    start = launcher(on, job, small, copied, names, step_rank=parts.step_rank)
     placeholders = (*parts.placeholders, *start.placeholders)
     return {
         **texts,
@@ -135,19 +136,28 @@ def save(
     """Write the files of a job folder and return their paths. Files of other names in the folder stay.
 
     Each file is replaced as a whole. Values that a user wrote into `env.sh` or `data.txt` are not lost: if one of these
-    files differs from what is written, it is kept, and the new one gets `.new` at the end of its name.
+    files was changed, it is kept, and the new one gets `.new` at the end of its name. If the folder had another plan,
+    logs of its smoke runs get `.old` at the end of their names.
 
-    Raises the errors of `files`, and ArgumentError if a file can't be written, or if the folder has files but is no job
-    folder.
+    Raises the errors of `files`, and ArgumentError if a file can't be written, if the folder has files but is no job
+    folder, or if it is one of another framework.
     """
     path = as_path(folder, ArgumentError)
     texts = files(plan, to=to, on=on, command=command)
-    check_folder(path)
+    check_folder(path, find(_framework_of(plan) if to is None else to), _plan_name(plan))
+    kept = [name for name in _EDITED if name in texts and _differs(path / name, texts[name])]
+    unchanged = _unchanged(path, kept, plan, to) if kept else set()
+    # The log of another plan would be read as the measurement of this one.
+    for name in (JOB_LOG, f"small/{JOB_LOG}"):
+        beside = (path / name).with_name(_plan_name(plan))
+        if _differs(beside, texts.get(beside.relative_to(path).as_posix(), "")):
+            with suppress(FileNotFoundError):
+                (path / name).replace(path / f"{name}.old")
     written = []
     for name, text in texts.items():
         to_path = path / name
         # Only files that users are asked to edit are kept. All others follow from the plan.
-        if name in _EDITED and _differs(to_path, text):
+        if name in kept and name not in unchanged:
             to_path = to_path.with_name(f"{to_path.name}.new")
         make_folder(to_path.parent)
         write_text(to_path, text, ArgumentError)
@@ -155,8 +165,22 @@ def save(
     return written
 
 
-def check_folder(folder: str | os.PathLike[str]) -> None:
-    """Raise ArgumentError if `folder` has files, but is no job folder: they could be mixed up."""
+def _unchanged(path: Path, names: Sequence[str], plan: LlmPlan | Plan, to: TargetName | None) -> set[str]:
+    """Return those of the files `names` that are as some launcher's folder of the plan that is there has them."""
+    try:
+        old = type(plan).read(path / _plan_name(plan))
+        texts = [files(old, to=to, on=on) for on in LAUNCHERS]
+    # Nothing is known of a plan that can't be read, or for which no folder can be made: all files are kept.
+    except HpgoError:
+        return set()
+    return {name for name in names if any(not _differs(path / name, one[name]) for one in texts if name in one)}
+
+
+def check_folder(folder: str | os.PathLike[str], target: Target, plan_name: str = JOB_PLAN) -> None:
+    """Raise ArgumentError if `folder` has other files than a job folder for `target`: they could be mixed up.
+
+    `plan_name` is the name that the plan will have.
+    """
     path = as_path(folder, ArgumentError)
     plans = (JOB_PLAN, LAYER_PLAN)
     others = False
@@ -168,6 +192,21 @@ def check_folder(folder: str | os.PathLike[str]) -> None:
             f"the folder `{shorten(str(path))}` has other files and no {join_words(plans, 'or')}, so it is no job"
             " folder",
             "name a new folder, such as `job/`",
+            code="conflict",
+        )
+    first = ""
+    with suppress(OSError, UnicodeDecodeError):
+        first = (path / "README.md").read_text(encoding="utf-8").partition("\n")[0]
+    named = first.rpartition(" with ")[2]
+    # Configurations of torchtitan differ between its versions, and PyTorch's exporter has the name of a module.
+    own = {"torch": "PyTorch", "torchtitan": f"{target.title} {target.version}"}.get(target.name, target.title)
+    other_kind = any((path / name).exists() for name in plans if name != plan_name)
+    if other_kind or (named and not f"{named}.".startswith((f"{own} ", f"{own}."))):
+        raise ArgumentError(
+            f"the folder `{shorten(str(path))}` has a job"
+            + (" of another kind of plan" if other_kind else f" for {shorten(named)}, not for {own}")
+            + ", so its files would be mixed up",
+            "name a new folder, or delete this one",
             code="conflict",
         )
 
@@ -243,7 +282,8 @@ def _words(parts: JobParts) -> list[str]:
         "arguments=()",
         'for file in "${files[@]}"; do',
         "  # Lines are words of bash, so that they can use the variables of env.sh.",
-        """  eval "arguments+=($(grep -v '^[[:space:]]*#' "$file"))\"""",
+        # The line break ends a comment at the end of the file.
+        """  eval "arguments+=($(grep -v '^[[:space:]]*#' "$file")"$'\\n)'""",
         "done",
     ]
 
@@ -279,7 +319,21 @@ need() { # NAME KIND MEANING
     esac
   fi
 }
-uses() { grep -q "^[^#]*[$][{]*$1" data.txt; }
+uses() { grep -qs "^[^#]*[$][{]*$1" data.txt; }
+readable() { # FILES of words
+  local file said
+  for file; do
+    if ! grep -qsv '^[[:space:]]*\(#\|$\)' "$file"; then
+      complain "$file is missing or empty, but it must have the words of this run"
+    elif ! elsewhere && ! said=$( (eval "file=($(grep -v '^[[:space:]]*#' "$file")"$'\n)') 2>&1); then
+      said=${said%%$'\n'*} said=${said#*: line *: }
+      case $said in
+        *": unbound variable") complain "$file uses ${said%: *}, but no variable of this name is set" ;;
+        *) complain "$file is no list of words of bash: $said" ;;
+      esac
+    fi
+  done
+}
 """
 
 
@@ -307,6 +361,10 @@ def _check(
         f" done < <(grep -v '^ *#' {name} | grep -o 'EDIT-[A-Z]*' | sort -u)"
         for name in start.edited
     ]
+    data, smoke = (["data.txt"] if parts.data else []), (["smoke.txt"] if parts.smoke else [])
+    words = {"train": [*parts.arguments, *data], "smoke": [*parts.arguments, *smoke]}
+    words |= {} if small is None else {"small": [f"small/{name}" for name in words["smoke"]]}
+    read = [f"  {name}) readable {' '.join(names)} ;;" for name, names in words.items()]
     ranks = [f"RANKS={job.ranks}"]
     ranks += [] if small is None else [f'[ "${{JOB_RUN:-train}}" != small ] || RANKS={small.ranks}']
     return _script(
@@ -319,6 +377,9 @@ def _check(
         f"elsewhere() {{ {start.elsewhere}; }}",
         *_NEED.splitlines(),
         *lines,
+        "case ${JOB_RUN:-train} in",
+        *read,
+        "esac",
         *edited,
         'if [ "$wrong" = 1 ]; then',
         f'  echo "hint: write the values into {join_words(["env.sh", *start.edited], "and")}" >&2',
@@ -361,6 +422,7 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
     llm = isinstance(plan, LlmPlan)
     usual = "hpgo llm plan MODEL -c CLUSTER -b N --seq-length N" if llm else "hpgo plan PROFILE --cluster CLUSTER"
     again = command or usual
+    more_free = in_comment(f"{again} --reserve-memory 4GB")
     reduced_run = [] if small is None else ["#   --small  the reduced model on one node"]
     return _script(
         f"# Runs {SMOKE_STEPS} steps with synthetic data, and reads the log: does the job start, and does it fit?",
@@ -388,6 +450,7 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
         "  esac",
         "  shift",
         "done",
+        *(["judged=1", *start.logs] if start.logs else []),
         'if [ "$start" = 1 ]; then',
         "  bash check.sh",
         '  rm -f "$log"',
@@ -399,9 +462,19 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
         'if grep -qiE "out of memory|OutOfMemoryError" "$log"; then',
         '  grep -iE -m 1 "out of memory|OutOfMemoryError" "$log" >&2',
         '  echo "error: a GPU ran out of memory after $steps steps, but the plan estimates: $estimated" >&2',
-        f'  echo "hint: keep more memory free: {_in_double_quotes(again)} --reserve-memory 4GB -o $PWD/" >&2',
+        f"""  printf "%s -o %q\\n" {in_shell(f"hint: keep more memory free: {more_free}")} "$PWD/" >&2""",
         "  exit 1",
         "fi",
+        *(
+            [
+                'if [ "$judged$code" = 00 ]; then',
+                f'  echo "this node is done, and {JOB_LOG} of the node that prints the steps says whether all were"',
+                "  exit 0",
+                "fi",
+            ]
+            if start.logs
+            else []
+        ),
         f'if [ "$steps" -lt {SMOKE_STEPS} ] || [ "$code" != 0 ]; then',
         '  grep -E -m 3 "^[^ ]*(Error|Exception|error):|Error: " "$log" >&2 || tail -n 5 "$log" >&2',
         f'  echo "error: $steps of {SMOKE_STEPS} steps ran, exit code $code" >&2',
@@ -425,12 +498,6 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
     )
 
 
-# The hint is printed with $PWD, which single quotes would not expand, so its other characters are escaped instead.
-def _in_double_quotes(text: str) -> str:
-    """Return text for the inside of double quotes of bash."""
-    return "".join(f"\\{letter}" if letter in '\\"$`' else letter for letter in in_comment(text))
-
-
 def _estimated(plan: LlmPlan | Plan) -> str:
     if isinstance(plan, Plan):
         most_bytes = max(group.memory.total_bytes for group in plan.groups)
@@ -450,11 +517,15 @@ def _readme(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start:
     else:
         title = f"{in_comment(plan.profile)} on {in_comment(plan.cluster)}"
         named, command = f"{pluralize(len(plan.stages), 'stage')}. ", "evaluate"
+    together = parts.rate_in == "data.txt"
+    held = "data, checkpoints and learning rate" if together else "data, checkpoints and steps"
+    settings = "data and learning rate in `data.txt`" if together else f"the learning rate in `{parts.rate_in}`"
+    settings = settings if together else f"data in `data.txt` and {settings}"
     # A value that is there by default is none to write.
     needed = [one for one in (*parts.placeholders, *start.placeholders) if one.needed != "never" and not one.default]
     rows = [
         *((file.name, file.holds) for file in parts.files),
-        *([("data.txt", "data, checkpoints and learning rate: change them here")] if parts.data else []),
+        *([("data.txt", f"{held}: change them here")] if parts.data else []),
         *([("smoke.txt", f"{SMOKE_STEPS} steps with synthetic data instead")] if parts.smoke else []),
         ("env.sh", "variables of the job: set them here"),
         ("check.sh", "checks variables, files and arguments before any node is asked for"),
@@ -486,8 +557,7 @@ def _readme(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start:
             f"{named}Estimated: {_estimated(plan)}.",
             "",
             f"1. Write the values into {join_words(['`env.sh`', *(f'`{name}`' for name in start.edited)], 'and')}:"
-            f" {', '.join(one.name for one in needed)}."
-            + (" Set data and learning rate in `data.txt`." if parts.data else ""),
+            f" {', '.join(one.name for one in needed)}." + f" Set {settings}.",
             f"2. Run the smoke run: `{start.start.replace('job.sh', 'smoke.sh')}`. It needs no data.",
             f"3. Start: `{start.start}` on {TITLES[on]}. The log is {start.log_of}.",
             *reduced_note,

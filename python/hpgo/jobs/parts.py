@@ -86,7 +86,9 @@ class JobParts(Record):
     arguments: tuple[str, ...] = ()
     """Names of the files in `files` whose words follow the command in both runs."""
     data: str = ""
-    """Content of `data.txt`: words for training, such as data, checkpoints and learning rates. Comments are allowed."""
+    """Content of `data.txt`: words for training, such as data and checkpoints. Comments are allowed."""
+    rate_in: str = "data.txt"
+    """Name of the file in which the user sets the learning rate."""
     smoke: str = ""
     """Content of `smoke.txt`: words for five steps with synthetic data instead."""
     files: tuple[JobFile, ...] = ()
@@ -103,6 +105,8 @@ class JobParts(Record):
     """Python module without which `check` can't run. On machines without it, `check.sh` leaves the check out."""
     step_line: str = ""
     """Extended regular expression (`grep -E`) of a line with the time of a step in the framework's log."""
+    step_rank: int | None = None
+    """Rank whose output has these lines, and the loss; None is the last rank."""
     requirements: tuple[str, ...] = ()
     """Lines of `requirements.txt`: packages with the versions that were tested."""
     conversion: str = ""

@@ -191,7 +191,10 @@ def parts(plan: Plan, target: Target) -> JobParts:
         environment=(ALLOCATOR,),
         check=('python3 check_config.py "$RANKS" "${arguments[@]}" > /dev/null',),
         needs="torch",
+        rate_in="train.py",
         step_line="step [0-9]+ of",
+        # Devices are in the order of ranks.
+        step_rank=min(plan.stages[-1].devices),
         requirements=("torch==2.15.0",),
         notes=(
             "train.py has functions to write: `build`, `loss` and `batches`. check.sh builds all stages with them.",

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hpgo import launch
@@ -46,6 +48,8 @@ class Launcher(Record):
     """Name, text and description of each file."""
     smoke: tuple[str, ...]
     """Lines of bash that start the script `$script` as a smoke run and write its output to `$log`."""
+    logs: tuple[str, ...] = ()
+    """Lines of bash that set `judged` to 0, and another `$log`, on nodes whose output has no lines of steps."""
     placeholders: tuple[Placeholder, ...] = ()
     edited: tuple[str, ...] = ()
     """Names of files in which the user replaces words that begin with `EDIT-`."""
@@ -72,17 +76,23 @@ def job_of(plan: LlmPlan | Plan, framework: str) -> LaunchJob:
 
 
 def launcher(
-    name: LauncherName, job: LaunchJob, small: LaunchJob | None, files: Sequence[str], names: Sequence[str]
+    name: LauncherName,
+    job: LaunchJob,
+    small: LaunchJob | None,
+    files: Sequence[str],
+    names: Sequence[str],
+    *,
+    step_rank: int | None,
 ) -> Launcher:
     """Return the scripts that start `job` with a launcher, and `small`, the reduced job on one node, if there is one.
 
-    `files` are the names of the folder's other files, and `names` its variables. Launchers on other machines
-    have to copy both.
+    `files` are the names of the folder's other files, and `names` its variables. Launchers on other machines have to
+    copy both. `step_rank` is the rank that prints the lines of steps, or None for the last one.
     """
     name = choice("launcher", name, LAUNCHERS)
     make: dict[str, Callable[..., Launcher]] = {
         "slurm": _slurm,
-        "torchrun": _torchrun,
+        "torchrun": partial(_torchrun, step_rank=step_rank),
         "kubernetes": _kubernetes,
         "ray": _ray,
     }
@@ -166,8 +176,9 @@ def _slurm(job: LaunchJob, small: LaunchJob | None, *_: Sequence[str]) -> Launch
     )
 
 
-def _torchrun(job: LaunchJob, small: LaunchJob | None, *_: Sequence[str]) -> Launcher:
+def _torchrun(job: LaunchJob, small: LaunchJob | None, *_: Sequence[str], step_rank: int | None) -> Launcher:
     nodes = len(job.nodes)
+    shown = bisect(job.first_ranks, job.ranks - 1 if step_rank is None else step_rank) - 1
     texts = {
         name: launch.torchrun(one, setup=["set -euo pipefail", *_HERE, "bash check.sh", *_ENV])
         for name, one in _jobs(job, small).items()
@@ -181,7 +192,16 @@ def _torchrun(job: LaunchJob, small: LaunchJob | None, *_: Sequence[str]) -> Lau
         files=_scripts(texts),
         smoke=('bash "$script" "$@" 2>&1 | tee "$log" || code=$?',),
         placeholders=placeholders if nodes > 1 else (),
-        log_of="the output of job.sh" + (" on the last node" if nodes > 1 else ""),
+        logs=(
+            f"# Only the output of node {shown} has lines of steps. Nodes may share this folder, so each has its log.",
+            "node=${1-}",
+            f'if [ "$JOB_RUN" = smoke ] && [[ $node =~ ^[0-9]+$ ]] && [ "$node" != {shown} ]; then',
+            "  log=${log%.log}-$node.log judged=0",
+            "fi",
+        )
+        if nodes > 1
+        else (),
+        log_of="the output of job.sh" + (f" on node {shown}" if nodes > 1 else ""),
     )
 
 

@@ -269,6 +269,7 @@ def parts(plan: LlmPlan | Plan, target: Target) -> JobParts:
         environment=(ALLOCATOR,),
         check=('python3 check_config.py "$RANKS" --module job_config "${arguments[@]}" > /dev/null',),
         needs="torchtitan",
+        rate_in="job_config.py",
         step_line=STEP_LINE,
         requirements=("torchtitan==0.3.0", "torch==2.15.0"),
         notes=notes_of(plan),

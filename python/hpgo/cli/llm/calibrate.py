@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -15,7 +15,7 @@ from hpgo.cli.llm.options import COUNT, shell_words
 from hpgo.cli.plan_options import MEASUREMENT_TIMEOUT, measurement_time_limit
 from hpgo.cli.terminal import clear_line, progress, say, width
 from hpgo.cli.values import AS_JSON, DEVICE, FILE, TRANSFORMER, YAML, cluster_option, is_folder_name
-from hpgo.errors import ArgumentError
+from hpgo.errors import ArgumentError, HpgoError
 from hpgo.llm.parallelism import Precision, Recompute
 
 if TYPE_CHECKING:
@@ -126,12 +126,38 @@ def command(options: CalibrateOptions) -> None:
     if options.as_json:
         click.echo(json_text(document(found)))
     else:
-        plan = "hpgo llm plan MODEL -c CLUSTER -b N --seq-length N --platform"
-        commands = [f"{plan} {shell_words(options.output or 'platform.yaml')}"]
+        commands = [f"{_search(options)} --platform {shell_words(options.output or 'platform.yaml')}"]
         title = "Next:" if options.output else "Save the platform with `-o platform.yaml`, then:"
         click.echo("\n".join([*lines(found, width()), *next_commands(commands, title)]))
     if options.output is None:
         say("note", "nothing was written: `-o platform.yaml` keeps the platform for --platform")
+
+
+def _search(options: CalibrateOptions) -> str:
+    """Return the command of a search: that of the first job folder's plan, or one with words to replace."""
+    folders = [file for file in options.files if is_folder_name(file)]
+    if not folders:
+        return "hpgo llm plan MODEL -c CLUSTER -b N --seq-length N"
+    from hpgo.hardware.cluster import Cluster
+    from hpgo.llm.measured_steps import JOB_PLAN
+    from hpgo.llm.plan import LlmPlan
+    from hpgo.model.transformer_presets import TRANSFORMERS
+
+    plan = LlmPlan.read(Path(folders[0]) / JOB_PLAN)
+    model, cluster, precision = plan.transformer, plan.cluster, plan.estimate.parallelism.precision
+    # A plan does not know the files that its model and its cluster were read from.
+    known = False
+    with suppress(HpgoError):
+        known = Cluster.preset(cluster.name) == cluster
+    words = [
+        model.name if TRANSFORMERS.get(model.name) == model else "MODEL",
+        "-c",
+        cluster.name if known else "CLUSTER",
+    ]
+    words += ["-b", str(plan.estimate.global_batch_size), "--seq-length", str(plan.estimate.seq_length)]
+    words += [] if precision == "bf16" else ["--precision", precision]
+    words += [] if plan.row.name == "megatron" else ["--framework", plan.framework]
+    return f"hpgo llm plan {shell_words(*words)}"
 
 
 def _steps(options: CalibrateOptions) -> list[MeasuredStep]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +14,7 @@ from hpgo.base.messages import shorten
 from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.llm.options import PLATFORM, STACK, draw, read_platform, same_constants, shell_words
 from hpgo.cli.terminal import say, width
-from hpgo.cli.values import AS_JSON, PLAN, STILL, written
+from hpgo.cli.values import AS_JSON, PLAN, STILL, is_folder_name, written
 from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before
 class ExplainOptions(Options):
     """Options on the plan and on the configuration to compare it with."""
 
-    plan: str = argument(type=PLAN, metavar="LLM-PLAN.json")
+    plan: str = argument(type=PLAN, metavar="LLM-PLAN.json|JOB/")
     compare_with: dict[str, object] | None = option(
         "--compare-with",
         type=_Changes(),
@@ -69,7 +70,7 @@ class ExplainOptions(Options):
 def command(options: ExplainOptions) -> None:
     """Explain where the time and memory of a plan go, and why no other configuration was chosen.
 
-    LLM-PLAN.json is a file that `hpgo llm plan -o` wrote.
+    LLM-PLAN.json is a file that `hpgo llm plan -o` wrote, and JOB/ is a job folder.
 
     Without --compare-with, the report lists what each change of one degree would cost: twice and half of each, another
     ZeRO stage, recomputation on or off.
@@ -89,6 +90,7 @@ def command(options: ExplainOptions) -> None:
     """
     from hpgo.llm.comparison import changed, compare
     from hpgo.llm.estimate import estimate_on, stack_on
+    from hpgo.llm.measured_steps import JOB_PLAN
     from hpgo.llm.plan import LlmPlan
     from hpgo.llm.platform import Platform
     from hpgo.llm.stack import stacks
@@ -96,6 +98,8 @@ def command(options: ExplainOptions) -> None:
 
     if options.compare_with is not None and options.why_not is not None:
         raise click.UsageError("give one of --compare-with and --why-not")
+    if is_folder_name(options.plan):
+        options = replace(options, plan=str(Path(options.plan) / JOB_PLAN))
     held = LlmPlan.read(options.plan)
     measured = read_platform(options.platform)
     own = None if isinstance(measured, Platform) else held.estimate.stack
