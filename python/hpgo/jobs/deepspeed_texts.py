@@ -47,6 +47,11 @@ CHECKPOINTING = """\
     # Each layer is recomputed in backward passes.
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 """
+# The estimate counts logits and their gradient in 16 bits, and no copy in 32 bits.
+CHUNK = """\
+CHUNK = 256
+\"\"\"Rows of logits whose loss is computed at once, in 32 bits.\"\"\"
+"""
 # Settings are constants of the script and no options, because the learning rate belongs to the optimizer and to the
 # schedule at once.
 TRAIN = '''\
@@ -266,9 +271,33 @@ def model_config():
     return config
 
 
+class MeanLoss(torch.autograd.Function):
+    """Cross entropy in chunks of rows. Only the logits and their gradient have full size, both in the model's dtype."""
+
+    @staticmethod
+    def forward(ctx, logits, labels):
+        ctx.save_for_backward(logits, labels)
+        total = torch.zeros((), device=logits.device)
+        for some, right in zip(logits.split(CHUNK), labels.split(CHUNK), strict=True):
+            total += nn.functional.cross_entropy(some.float(), right, reduction="sum")
+        return total / len(labels)
+
+    @staticmethod
+    def backward(ctx, scale):
+        logits, labels = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        each = scale / len(labels)
+        chunks = (tensor.split(CHUNK) for tensor in (logits, labels, gradient))
+        for some, right, written in zip(*chunks, strict=True):
+            found = some.float().softmax(-1)
+            found[torch.arange(len(right), device=right.device), right] -= 1
+            written.copy_(found.mul_(each))
+        return gradient, None
+
+
 def mean_loss(logits, labels):
     """Return the mean loss of a micro-batch."""
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+    return MeanLoss.apply(logits.flatten(0, 1), labels.flatten())
 '''
 TEXT = '''\
 def counting(vocab_size, seed):
