@@ -13,7 +13,7 @@ import torch
 import torch._dynamo  # transformers needs it, and it can't be loaded while ZeRO 3 replaces constructors
 from datasets import load_dataset
 from datasets.distributed import split_dataset_by_node
-from planned import CONFIG, check_model
+from planned import CONFIG, MODEL, check_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer"""
 PIPED_IMPORTS = """\
@@ -27,7 +27,7 @@ import torch
 from datasets import load_dataset
 from datasets.distributed import split_dataset_by_node
 from deepspeed.pipe import LayerSpec, TiedLayerSpec
-from planned import CONFIG, PlannedPipelineModule, check_model
+from planned import CONFIG, MODEL, PlannedPipelineModule, check_model
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer"""
 LAYER_IMPORTS = """\
@@ -267,8 +267,24 @@ def model_config():
     config = AutoConfig.from_pretrained(os.environ["MODEL_CONFIG"])
     config.pad_token_id = None
     config._attn_implementation = "sdpa"
+    if os.environ.get("JOB_RUN") == "small":
+        keep_layers(config, MODEL["num_hidden_layers"])
     check_model(config)
     return config
+
+
+def keep_layers(config, layers):
+    """Keep the first layer of each kind, and repeat the last one, as the plan of the reduced model does."""
+    dense = getattr(config, "first_k_dense_replace", None) or 0
+    types = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    kinds = [(kind, at < dense) for at, kind in enumerate(types)]
+    kept = sorted(kinds.index(kind) for kind in set(kinds))
+    kept = [*kept, *kept[-1:] * layers][:layers]
+    if getattr(config, "layer_types", None):
+        config.layer_types = [types[at] for at in kept]
+    if dense:
+        config.first_k_dense_replace = sum(at < dense for at in kept)
+    config.num_hidden_layers = layers
 
 
 class MeanLoss(torch.autograd.Function):
