@@ -227,6 +227,14 @@ def test_a_refusal_names_the_frameworks_that_run_the_model(name: str, framework:
         assert framework_support(other)[1].lacking(TRANSFORMERS[name]) is None
 
 
+def test_a_window_is_a_setting_or_a_comment() -> None:
+    plan = made("mistral-7b", devices=64, pp=2, zero_stage=1, overlap_dp_comm=False)
+    text = main(plan, "megatron")
+    assert "--window-size 4095,0" in text
+    assert "a window of" not in text
+    assert "estimated with a window of 4096 tokens in 32 layers: the model must have it" in main(plan, "deepspeed")
+
+
 def test_deepspeed_runs_no_softcap_of_attention_scores() -> None:
     model = TRANSFORMERS["gemma-2-9b"]
     lack = DEEPSPEED.lacking(model)
