@@ -15,6 +15,8 @@ import sys
 import tomllib
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -183,6 +185,81 @@ def test_deepspeed_recomputes_layers_as_planned(pp: int) -> None:
         checkpointed = "gradient_checkpointing_enable" in files["train.py"]
         assert checkpointed == (recompute == "full" and pp == 1)
         assert pp == 1 or f"CHECKPOINT_INTERVAL = {int(recompute == 'full')}" in files["planned.py"]
+
+
+def functions(text: str, names: set[str], **given: Any) -> dict[str, Any]:
+    """The named constants, functions and classes of a module, without its imports."""
+    body = [
+        node
+        for node in ast.parse(text).body
+        if getattr(node, "name", ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else None) in names
+    ]
+    exec(compile(ast.Module(body, []), "train.py", "exec"), given)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        ({"num_hidden_layers": 48}, {"num_hidden_layers": 2}),
+        (
+            {"num_hidden_layers": 6, "layer_types": ["near"] * 5 + ["far"]},
+            {"num_hidden_layers": 2, "layer_types": ["near", "far"]},
+        ),
+        (
+            {"num_hidden_layers": 61, "first_k_dense_replace": 3},
+            {"num_hidden_layers": 2, "first_k_dense_replace": 1},
+        ),
+    ],
+)
+@pytest.mark.parametrize("pp", [1, 2])
+def test_deepspeeds_reduced_run_keeps_layers_of_the_users_configuration(
+    pp: int, config: dict[str, Any], kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = llm("deepspeed", replace(LLAMA, layers=4), pp=pp, zero_stage=1, overlap_dp_comm=False)
+    text = jobs.files(plan, on="torchrun")["small/train.py"]
+
+    class Known:
+        @staticmethod
+        def from_pretrained(_: str) -> SimpleNamespace:
+            return SimpleNamespace(**config)
+
+    checked: list[Any] = []
+    given = {"os": os, "AutoConfig": Known, "MODEL": {"num_hidden_layers": 2}, "check_model": checked.append}
+    space = functions(text, {"model_config", "keep_layers"}, **given)
+    monkeypatch.setenv("MODEL_CONFIG", "any")
+    for run, expected in (("smoke", config), ("small", kept)):
+        monkeypatch.setenv("JOB_RUN", run)
+        found = space["model_config"]()
+        assert checked[-1] is found
+        assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_deepspeeds_loss_stores_no_logits_in_32_bits(pp: int) -> None:
+    torch = pytest.importorskip("torch", reason="the loss is computed with PyTorch")
+    plan = llm("deepspeed", replace(LLAMA, layers=4), pp=pp, zero_stage=1, overlap_dp_comm=False)
+    text = texts(plan, "deepspeed")["train.py"]
+    space = functions(text, {"CHUNK", "MeanLoss", "mean_loss"}, torch=torch, nn=torch.nn)
+    torch.manual_seed(1)
+    # The last chunk has fewer rows than the others.
+    sequences, length, vocab, chunk = 3, 1100, 512, space["CHUNK"]
+    logits = (3 * torch.randn(sequences, length, vocab)).bfloat16().requires_grad_()
+    labels = torch.randint(vocab, (sequences, length))
+    exact = logits.detach().float().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(exact.flatten(0, 1), labels.flatten())
+    (5 * expected).backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        loss = space["mean_loss"](logits, labels)
+        (5 * loss).backward()
+    torch.testing.assert_close(loss, expected)
+    assert logits.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(logits.grad.float(), exact.grad, rtol=2**-8, atol=1e-9)
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    peak = max(accumulate(event.nbytes() for event in events))
+    # The logits themselves were there before, so 2 bytes of 4 are left for the gradient.
+    assert 2 * logits.numel() <= peak <= 2 * logits.numel() + 3 * 4 * chunk * vocab + 100_000
 
 
 @pytest.mark.parametrize("name", sorted(TRANSFORMERS))

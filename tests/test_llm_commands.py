@@ -68,9 +68,20 @@ def test_show_prints_blocks_that_differ() -> None:
 
 
 def test_sequences_longer_than_the_positions_of_a_model_are_refused() -> None:
-    refused = CliRunner().invoke(group, ["llm", "show", "gpt-2", "--seq-length", "2048"]).exception
-    assert isinstance(refused, hpgo.errors.ArgumentError)
-    assert refused.hint == "use --seq-length 1024"
+    job = ["-c", "h100:1", "-b", "8"]
+    for words in (["show", "gpt-2"], ["estimate", "gpt-2-xl", *job], ["plan", "gpt-2-xl", *job]):
+        refused = CliRunner().invoke(group, ["llm", *words, "--seq-length", "8192"]).exception
+        assert isinstance(refused, hpgo.errors.ArgumentError)
+        assert f"is 8192, but `{words[1]}` has positions for 1024 tokens" in refused.message
+        assert refused.hint == "use `--seq-length 1024`"
+
+
+def test_a_note_says_that_rope_was_not_stated_for_such_long_sequences() -> None:
+    said = "note: llama-3-8b states at most 8,192 tokens per sequence, not 16,384"
+    for command in ("estimate", "plan"):
+        for length, is_said in ((8192, False), (16384, True)):
+            words = ["llm", command, "llama-3-8b", "-c", "h100:1", "-b", "8", "--seq-length", str(length)]
+            assert (said in CliRunner().invoke(group, words).stderr) == is_said
 
 
 def test_options_of_an_estimate_have_the_names_of_its_arguments() -> None:

@@ -17,7 +17,7 @@ from test_export import assigned, main
 import hpgo
 from hpgo import export
 from hpgo.llm.arithmetic import TABLES
-from hpgo.llm.frameworks import DEEPSPEED, MEGATRON, TORCHTITAN
+from hpgo.llm.frameworks import DEEPSPEED, MEGATRON, TORCHTITAN, framework_support
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.transformer_presets import TRANSFORMERS
 
@@ -204,6 +204,44 @@ def test_models_that_no_settings_describe_are_refused() -> None:
     shared = made("gpt-2", devices=4, zero_stage=3, global_batch_size=4, seq_length=1024)
     with pytest.raises(hpgo.errors.ArgumentError, match="no settings for layers other than Llama's, which `gpt-2` has"):
         export.files(shared, "torchtitan")
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "others"),
+    [
+        ("qwen3-30b-a3b", "torchtitan", ["megatron", "deepspeed"]),
+        ("mixtral-8x7b", "torchtitan", ["megatron", "deepspeed"]),
+        ("mistral-7b", "torchtitan@0.2", ["megatron", "deepspeed"]),
+        ("gpt-neox-20b", "megatron", ["deepspeed"]),
+        ("gemma-2-9b", "megatron", []),
+        ("gemma-2-9b", "deepspeed", []),
+    ],
+)
+def test_a_refusal_names_the_frameworks_that_run_the_model(name: str, framework: str, others: list[str]) -> None:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
+        hpgo.plan_llm(name, H100, framework=framework, global_batch_size=64, seq_length=2048)
+    assert caught.value.hint is not None
+    named = [word for word in ("megatron", "torchtitan", "deepspeed") if f"`--framework {word}`" in caught.value.hint]
+    assert named == others
+    for other in others:
+        assert framework_support(other)[1].lacking(TRANSFORMERS[name]) is None
+
+
+def test_a_window_is_a_setting_or_a_comment() -> None:
+    plan = made("mistral-7b", devices=64, pp=2, zero_stage=1, overlap_dp_comm=False)
+    text = main(plan, "megatron")
+    assert "--window-size 4095,0" in text
+    assert "a window of" not in text
+    assert "estimated with a window of 4096 tokens in 32 layers: the model must have it" in main(plan, "deepspeed")
+
+
+def test_deepspeed_runs_no_softcap_of_attention_scores() -> None:
+    model = TRANSFORMERS["gemma-2-9b"]
+    lack = DEEPSPEED.lacking(model)
+    assert lack is not None
+    assert "fused attention, which has no softcap of attention scores, but `gemma-2-9b` has one (50)" in lack.why
+    assert model.arithmetic is not None
+    assert DEEPSPEED.lacking(replace(model, arithmetic=replace(model.arithmetic, attention_logit_softcap=None))) is None
 
 
 def test_fewer_layers_at_the_ends_of_a_pipeline_are_laid_out_for_megatron_alone() -> None:

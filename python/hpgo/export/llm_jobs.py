@@ -124,7 +124,8 @@ class LlmExportJob:
             notes.append(
                 f"{self.framework.title} needs more memory than estimated: `hpgo llm estimate --dtensor` counts it"
             )
-        if model.window and model.window < estimate.seq_length:
+        # Frameworks with settings for the model get the window as a setting.
+        if runs.shape == "any" and model.window and model.window < estimate.seq_length:
             layers = pluralize(len(model.window_layers), "layer")
             notes.append(f"estimated with a window of {model.window} tokens in {layers}: the model must have it")
         return notes

@@ -97,7 +97,7 @@ def _of_model(plan: LlmPlan) -> tuple[list[JobFile], list[Placeholder]]:
         {
             "IMPORTS": texts.PIPED_IMPORTS if piped else texts.MODEL_IMPORTS,
             "OPTIMIZER": in_python(_ADAM),
-            "CONSTANTS": f"SEQ_LENGTH = {plan.estimate.seq_length}\nDTYPE = {dtype}\n",
+            "CONSTANTS": f"SEQ_LENGTH = {plan.estimate.seq_length}\nDTYPE = {dtype}\n{texts.CHUNK}",
             "DATA": "data set with a column named text: a folder, or a name on the hub",
             "OPTIONS": '    parser.add_argument("--tokenizer", help="folder of a tokenizer, or a name on the hub")\n',
             "REPLICA": texts.PIPED_REPLICA if piped else texts.REPLICA,

@@ -13,7 +13,7 @@ import torch
 import torch._dynamo  # transformers needs it, and it can't be loaded while ZeRO 3 replaces constructors
 from datasets import load_dataset
 from datasets.distributed import split_dataset_by_node
-from planned import CONFIG, check_model
+from planned import CONFIG, MODEL, check_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer"""
 PIPED_IMPORTS = """\
@@ -27,7 +27,7 @@ import torch
 from datasets import load_dataset
 from datasets.distributed import split_dataset_by_node
 from deepspeed.pipe import LayerSpec, TiedLayerSpec
-from planned import CONFIG, PlannedPipelineModule, check_model
+from planned import CONFIG, MODEL, PlannedPipelineModule, check_model
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer"""
 LAYER_IMPORTS = """\
@@ -46,6 +46,11 @@ TEXT_BATCHES = "counting(model_config().vocab_size, replica) if options.smoke el
 CHECKPOINTING = """\
     # Each layer is recomputed in backward passes.
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+"""
+# The estimate counts logits and their gradient in 16 bits, and no copy in 32 bits.
+CHUNK = """\
+CHUNK = 256
+\"\"\"Rows of logits whose loss is computed at once, in 32 bits.\"\"\"
 """
 # Settings are constants of the script and no options, because the learning rate belongs to the optimizer and to the
 # schedule at once.
@@ -262,13 +267,53 @@ def model_config():
     config = AutoConfig.from_pretrained(os.environ["MODEL_CONFIG"])
     config.pad_token_id = None
     config._attn_implementation = "sdpa"
+    if os.environ.get("JOB_RUN") == "small":
+        keep_layers(config, MODEL["num_hidden_layers"])
     check_model(config)
     return config
 
 
+def keep_layers(config, layers):
+    """Keep the first layer of each kind, and repeat the last one, as the plan of the reduced model does."""
+    dense = getattr(config, "first_k_dense_replace", None) or 0
+    types = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    kinds = [(kind, at < dense) for at, kind in enumerate(types)]
+    kept = sorted(kinds.index(kind) for kind in set(kinds))
+    kept = [*kept, *kept[-1:] * layers][:layers]
+    if getattr(config, "layer_types", None):
+        config.layer_types = [types[at] for at in kept]
+    if dense:
+        config.first_k_dense_replace = sum(at < dense for at in kept)
+    config.num_hidden_layers = layers
+
+
+class MeanLoss(torch.autograd.Function):
+    """Cross entropy in chunks of rows. Only the logits and their gradient have full size, both in the model's dtype."""
+
+    @staticmethod
+    def forward(ctx, logits, labels):
+        ctx.save_for_backward(logits, labels)
+        total = torch.zeros((), device=logits.device)
+        for some, right in zip(logits.split(CHUNK), labels.split(CHUNK), strict=True):
+            total += nn.functional.cross_entropy(some.float(), right, reduction="sum")
+        return total / len(labels)
+
+    @staticmethod
+    def backward(ctx, scale):
+        logits, labels = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        each = scale / len(labels)
+        chunks = (tensor.split(CHUNK) for tensor in (logits, labels, gradient))
+        for some, right, written in zip(*chunks, strict=True):
+            found = some.float().softmax(-1)
+            found[torch.arange(len(right), device=right.device), right] -= 1
+            written.copy_(found.mul_(each))
+        return gradient, None
+
+
 def mean_loss(logits, labels):
     """Return the mean loss of a micro-batch."""
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+    return MeanLoss.apply(logits.flatten(0, 1), labels.flatten())
 '''
 TEXT = '''\
 def counting(vocab_size, seed):

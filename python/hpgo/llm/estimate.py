@@ -36,6 +36,7 @@ from hpgo.llm.parallelism import (
     StateDtype,
     check_batch,
     check_degrees,
+    check_positions,
     data_degree,
 )
 from hpgo.llm.pipeline_layout import layout_of, parse_layout
@@ -348,6 +349,7 @@ def estimate_llm(
         "global_batch_size": check_int("global_batch_size", global_batch_size),
         "seq_length": check_int("seq_length", seq_length),
     }
+    check_positions(model, batch["seq_length"])
     choice("recomputation", recompute, get_args(Recompute))
     choice("pp_schedule", pp_schedule, get_args(PipelineSchedule))
     choice("precision", precision, get_args(Precision))

@@ -21,16 +21,10 @@ if TYPE_CHECKING:
 
     from hpgo.model.transformer import Transformer
 
-BY_HAND = (
-    "use `--framework deepspeed`, which runs your own model code; or copy the degrees of `hpgo llm estimate` into a"
-    " recipe for that model"
-)
-"""The hint for a model that the settings of a framework do not describe."""
-FEWER_TOKENS = (
-    "set further_tokens (num_nextn_predict_layers in a config.json) to 0, or use `--framework megatron` if the model"
-    " does not learn positions"
-)
-"""The hint for a model with multi-token prediction that a framework does not support."""
+BY_HAND = "copy the degrees of an estimate without `--framework` into a recipe for that model"
+"""The hint for a model that the settings of no framework describe, or the last part of the hint for other models."""
+FEWER_TOKENS = "set further_tokens (num_nextn_predict_layers in a config.json) to 0"
+"""The hint for a model with multi-token prediction that a framework does not support, or its first part."""
 
 
 class Unsupported(NamedTuple):
@@ -123,10 +117,36 @@ class FrameworkSupport(Record):
 
         The search and the exports both call this, so every plan for a framework can be exported for it.
         """
-        if why := self._lacking_further(model):
-            return Unsupported(why, FEWER_TOKENS)
-        why = self._lacking_shape(model) or self._lacking_arithmetic(model)
-        return None if why is None else Unsupported(why, BY_HAND)
+        if (why := self._why_lacking(model)) is None:
+            return None
+        # A framework without a version is its latest release, so that one is named if both run the model.
+        able = {
+            name: name if framework_support(name)[1] is rules else f"{name}@{version}"
+            for (name, version), rules in SUPPORT.items()
+            if rules._why_lacking(model) is None
+        }
+        others = [f"use {join_words([f'`--framework {name}`' for name in able.values()], 'or')}"] if able else []
+        further = self._lacking_further(model) is not None
+        return Unsupported(why, ", or ".join([FEWER_TOKENS, *others] if further else [*others, BY_HAND]))
+
+    def _why_lacking(self, model: Transformer) -> str | None:
+        return (
+            self._lacking_further(model)
+            or self._lacking_shape(model)
+            or self._lacking_softcap(model)
+            or self._lacking_arithmetic(model)
+        )
+
+    def _lacking_softcap(self, model: Transformer) -> str | None:
+        # Users bring the model's code, but estimates count fused attention. In transformers that is PyTorch's
+        # scaled_dot_product_attention, which has no softcap.
+        cap = None if model.arithmetic is None else model.arithmetic.attention_logit_softcap
+        if self.shape != "any" or cap is None:
+            return None
+        return (
+            "runs fused attention, which has no softcap of attention scores, but"
+            f" `{shorten(model.name)}` has one ({cap:g})"
+        )
 
     def _lacking_arithmetic(self, model: Transformer) -> str | None:
         missing = self.stated(model).missing

@@ -557,6 +557,22 @@ class DegreeError(ArgumentError):
         return type(self), (self.message, self.hint, self.degrees)
 
 
+def check_positions(model: Transformer, seq_length: int) -> None:
+    """Raise ArgumentError if sequences are longer than the learned positions of `model`, with their number.
+
+    >>> from hpgo.model.transformer_presets import TRANSFORMERS
+    >>> check_positions(TRANSFORMERS["gpt-2-xl"], 8192)
+    Traceback (most recent call last):
+    hpgo.errors.ArgumentError: seq_length is 8192, but `gpt-2-xl` has positions for 1024 tokens
+    """
+    # Learned positions are a table, so longer sequences are impossible. With RoPE they are only untrained.
+    if model.positions and seq_length > model.positions:
+        raise ArgumentError(
+            f"seq_length is {seq_length}, but `{shorten(model.name)}` has positions for {model.positions} tokens",
+            f"use `seq_length={model.positions}`",
+        )
+
+
 def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: int) -> None:
     """Raise ArgumentError unless `config` splits `model`, with the wrong degree and the nearest accepted ones.
 

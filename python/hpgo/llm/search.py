@@ -32,7 +32,7 @@ from hpgo.llm.fewer_gpus import part_of, smaller_parts
 from hpgo.llm.frameworks import framework_support
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.layer_context import LayerContext
-from hpgo.llm.parallelism import DegreeError, ParallelismConfig, Precision
+from hpgo.llm.parallelism import DegreeError, ParallelismConfig, Precision, check_positions
 from hpgo.llm.platform import Platform
 from hpgo.llm.search_space import SearchSpace
 from hpgo.llm.simplicity import complexity, preference, sure_bytes
@@ -204,6 +204,7 @@ def plan_llm(
         check_int("global_batch_size", global_batch_size),
         check_int("seq_length", seq_length),
     )
+    check_positions(model, seq_length)
     choice("precision", precision, get_args(Precision))
     row, rules = framework_support(framework)
     space = SearchSpace.of(rules, row.title, fix=fix, exclude=exclude)

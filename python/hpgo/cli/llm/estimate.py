@@ -11,7 +11,15 @@ from hpgo.base.documents import json_text
 from hpgo.base.messages import join_words
 from hpgo.base.units import format_bytes
 from hpgo.cli.command import option, takes
-from hpgo.cli.llm.options import COUNT, TrainingOptions, draw, note_unmeasured, read_platform, shell_words
+from hpgo.cli.llm.options import (
+    COUNT,
+    TrainingOptions,
+    draw,
+    note_unmeasured,
+    note_untrained,
+    read_platform,
+    shell_words,
+)
 from hpgo.cli.plan_options import as_options
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import LLM_ESTIMATE_OUT, STILL_ENDINGS, written
@@ -244,6 +252,7 @@ def command(options: EstimateOptions) -> None:
         report += next_commands([_search(options, cluster, platform, stack)]) if rate is None else []
         click.echo("\n".join(report))
     note_unmeasured(cluster, platform)
+    note_untrained(options.model, options.seq_length)
     if recomputes_in_vain(found.parallelism):
         say("warning", f"{SAVES_NOTHING}: leave core_attn and a plain `--recompute selective` out")
     # A configuration that does not fit is no error: its report shows which column of memory to reduce.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from hpgo.base.messages import printable
 from hpgo.cli.command import Options, argument, option
 from hpgo.cli.terminal import say
 from hpgo.cli.values import AS_JSON, FILE, STILL_ENDINGS, TRANSFORMER, cluster_option
@@ -119,6 +120,15 @@ def note_unmeasured(cluster: Cluster, platform: Platform | DeviceRecord | None) 
     # A platform or a device record was measured on the device, so its constants hold the shares.
     if platform is None and (text := unmeasured_shares(cluster)):
         say("note", f"{text}; `hpgo llm calibrate` measures yours")
+
+
+def note_untrained(model: str, seq_length: int) -> None:
+    """Print a note if sequences are longer than the model states. RoPE has no limit, so they are only untrained."""
+    from hpgo.model.formats.transformers import transformer_of
+
+    found = transformer_of(model)
+    if 0 < found.longest < seq_length:
+        say("note", f"{printable(found.name)} states at most {found.longest:,} tokens per sequence, not {seq_length:,}")
 
 
 def draw(found: LlmEstimate, cluster: Cluster, outputs: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from hpgo.cli.llm.options import (
     TrainingOptions,
     draw,
     note_unmeasured,
+    note_untrained,
     read_platform,
     same_constants,
     shell_words,
@@ -194,6 +195,7 @@ def command(options: PlanOptions) -> None:
             moved = [] if moves is None else ["", *moved_report.lines(moves, width())]
             click.echo("\n".join([*report, "", *listed(found, width()), *moved, *next_commands(commands, then)]))
         note_unmeasured(cluster, problem["platform"])
+        note_untrained(options.model, options.seq_length)
 
 
 def _fixed(words: list[str]) -> dict[str, int | str]:

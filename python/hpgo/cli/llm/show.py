@@ -9,11 +9,10 @@ import click
 
 from hpgo.base.documents import json_text
 from hpgo.base.messages import printable
-from hpgo.cli.command import Options, option, takes
+from hpgo.cli.command import Options, as_options, option, takes
 from hpgo.cli.llm.options import COUNT, MODEL
 from hpgo.cli.terminal import table
 from hpgo.cli.values import AS_JSON
-from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from hpgo.model.transformer import Kind, Transformer
@@ -48,16 +47,13 @@ def command(options: ShowOptions) -> None:
       hpgo llm show deepseek-v3 --json
     """
     from hpgo.llm.estimate import model_flop
+    from hpgo.llm.parallelism import check_positions
     from hpgo.model.formats.transformers import transformer_of
 
     model = transformer_of(options.model)
     seq_length = options.seq_length or min(_SEQ_LENGTH, model.longest or _SEQ_LENGTH)
-    # Learned positions are a table, so longer sequences are impossible. With RoPE they are only untrained.
-    if model.positions and seq_length > model.positions:
-        raise ArgumentError(
-            f"--seq-length is {seq_length}, but {printable(model.name)} has positions for {model.positions} tokens",
-            f"use --seq-length {model.positions}",
-        )
+    with as_options():
+        check_positions(model, seq_length)
     # Attention grows with the square of the length, so operations per token depend on it.
     flop_per_token = model_flop(model, seq_length, 1) / seq_length
     if options.as_json:
