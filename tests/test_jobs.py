@@ -241,6 +241,36 @@ def test_the_check_states_the_version_of_the_sources_without_importing_them(plac
     assert "note: the arguments were not checked here" in done.stderr
 
 
+@pytest.mark.parametrize(("kind", "needed"), [("latent", True), ("experts", False)])
+def test_a_folder_names_deep_ep_where_experts_are_on_several_nodes(kind: str, needed: bool) -> None:
+    texts = jobs.files(plan_of(kind))
+    assert ("--moe-flex-dispatcher-backend deepep" in texts["arguments.txt"]) == needed
+    assert ("DeepEP" in texts["requirements.txt"]) == ("`deep_ep`" in texts["README.md"]) == needed
+    # The reduced plan has its experts on one node.
+    assert "--moe-token-dispatcher-type alltoall" in texts["small/arguments.txt"]
+
+
+def test_the_check_names_deep_ep_where_torch_is_without_it(place: Path) -> None:
+    jobs.save(plan_of("latent"), place / "job")
+    core = place / "megatron" / "megatron" / "core"
+    core.mkdir(parents=True)
+    (core / "package_info.py").write_text("MAJOR = 0\nMINOR = 19\n", encoding="utf-8")
+    # The modules that the check imports before it looks for DeepEP.
+    for name in ("torch", "typing_extensions", "megatron/core/transformer", "megatron/training"):
+        folder = place / "megatron" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "__init__.py").write_text("override = None\n", encoding="utf-8")
+    (core / "transformer" / "transformer_config.py").touch()
+    (place / "megatron" / "megatron" / "training" / "arguments.py").touch()
+    done = run(
+        place / "job", sys.executable, "check_arguments.py", "256", "--moe-token-dispatcher-type", "flex",
+        **filled(place, PYTHONPATH=str(place / "megatron")),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "no module deep_ep" in done.stderr
+    assert "--moe-token-dispatcher-type alltoall" in done.stderr
+
+
 def launched(place: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return run(place, sys.executable, "-m", "hpgo", "launch", "job/", *words, **environment)
 
