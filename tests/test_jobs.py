@@ -19,10 +19,11 @@ from click.testing import CliRunner
 from refusals import refused
 
 import hpgo
-from hpgo import jobs
+from hpgo import jobs, launch
 from hpgo.cli.main import group
 from hpgo.jobs.reduced import reduced
-from hpgo.jobs.scripts import LAUNCHERS
+from hpgo.jobs.scripts import LAUNCHERS, job_of
+from hpgo.llm.fewer_gpus import part_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -331,6 +332,34 @@ def test_the_batch_script_asks_for_whole_nodes_and_a_signal_before_the_end(tmp_p
     assert any(one.startswith("time=") for one in directives)
     assert "--exit-signal-handler" in jobs.files(plan_of("dense"))["data.txt"]
     assert not any("container" in one for one in directives)
+
+
+def test_a_rack_starts_as_hosts_of_four_gpus() -> None:
+    rack = part_of(hpgo.Cluster.preset("gb200:2"), 2, 64)
+    one = hpgo.estimate_llm("llama-3-8b", rack, global_batch_size=256, seq_length=4096, tp=4)
+    plan = hpgo.LlmPlan.of(one, "llama-3-8b", rack)
+    job = job_of(plan, "Megatron-LM")
+    assert [node.ranks for node in job.nodes] == 32 * [4]
+    assert job.first_ranks == tuple(range(0, 128, 4))
+    slurm = jobs.files(plan)["job.sh"].splitlines()
+    asked = {"--nodes=32", "--ntasks-per-node=4", "--gres=gpu:4", "--segment=16"}
+    assert {f"#SBATCH {option}" for option in asked} <= set(slurm)
+    small = reduced(plan)
+    assert small is not None
+    assert small.estimate.gpus == 4
+    small_sh = jobs.files(plan)["small.sh"]
+    assert "#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4\n" in small_sh
+    assert "--segment" not in small_sh
+    pods = [one for one in yaml.safe_load_all(jobs.files(plan, on="kubernetes")["job.yaml"]) if one]
+    assert pods[-1]["spec"]["nprocPerNode"] == "4"
+    assert pods[-1]["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 31
+    sharded = hpgo.estimate_llm("llama-3-8b", rack, global_batch_size=256, seq_length=4096, zero_stage=1)
+    hosts = jobs.files(hpgo.LlmPlan.of(sharded, "llama-3-8b", rack), to="deepspeed")["hostfile"]
+    assert hosts.count("slots=4\n") == 32
+    # Unequal parts of racks can't be segments.
+    text = launch.slurm(replace(job, nodes=job.nodes[:-1]))
+    assert "--segment" not in text
+    assert "--nodelist" in text
 
 
 def test_torchrun_gets_the_nodes_and_the_rank_script(place: Path) -> None:

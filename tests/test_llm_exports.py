@@ -244,7 +244,9 @@ def test_megatron_overlaps_tp_communication_where_the_estimate_does(asked: dict[
 )
 def test_tokens_go_to_experts_on_other_nodes_as_estimated(cluster: str, ep: int, words: list[str]) -> None:
     whole = part_of(hpgo.Cluster.preset(cluster), 2, 64) if ep > 64 else hpgo.Cluster.preset(cluster)
-    one = hpgo.estimate_llm("qwen3-30b-a3b", whole, ep=ep, global_batch_size=256, seq_length=4096)
+    one = hpgo.estimate_llm(
+        "qwen3-30b-a3b", whole, ep=ep, global_batch_size=1152 if cluster == "gb200:1" else 256, seq_length=4096
+    )
     text = main(hpgo.LlmPlan.of(one, "qwen3-30b-a3b", whole), "megatron")
     assert [line for line in text.splitlines() if line.startswith(("--moe-token-d", "--moe-flex"))] == words
     assert ("alltoall once to each of its experts" in text) == (cluster == "a100:4")
