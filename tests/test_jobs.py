@@ -505,6 +505,37 @@ def test_the_loop_from_a_plan_to_a_list_with_measured_steps(tmp_path: Path, monk
     assert moves[0]["step_after_s"] > moves[0]["step_before_s"] == pytest.approx(plan.estimate.step_s)
 
 
+@pytest.mark.parametrize(("framework", "warns"), [("torchtitan", True), ("deepspeed", False)])
+def test_a_platform_of_another_frameworks_stack_is_warned_of(framework: str, warns: bool, tmp_path: Path) -> None:
+    cluster = hpgo.Cluster.preset("h100:1")
+    one = hpgo.estimate_llm(
+        "llama-3-8b", cluster, global_batch_size=64, seq_length=8192, zero_stage=3, stack="deepspeed"
+    )
+    step = hpgo.MeasuredStep.of("llama-3-8b", cluster, one, 1.1 * one.step_s)
+    file = tmp_path / "platform.yaml"
+    hpgo.fit_platform([step]).platform.save(file)
+    ask = ["llm", "plan", "llama-3-8b", "-c", "h100:1", "-b", "64", "--seq-length", "8192", "--framework", framework]
+    done = CliRunner().invoke(group, [*ask, "--platform", str(file)])
+    assert done.exit_code == 0, done.output
+    says = "the platform's steps ran on stack `deepspeed`, but `torchtitan` implies `torchtitan`"
+    assert (f"Note: {says}" in " ".join(done.stdout.split())) == warns
+    assert (f"note: {says}" in done.stderr) == warns
+
+
+def test_a_plan_without_an_ending_is_the_one_that_is_explained_next(tmp_path: Path) -> None:
+    ask = ["llm", "plan", "llama-3-8b", "-c", "h100:1", "-b", "64", "--seq-length", "8192"]
+    file = tmp_path / "jnew"
+    done = CliRunner().invoke(group, [*ask, "-o", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "Save the plan" not in done.output
+    assert f"hpgo llm explain {file}" in done.output
+    assert CliRunner().invoke(group, ["llm", "explain", str(file)]).exit_code == 0
+    for wrong in ("abc", "0"):
+        done = CliRunner().invoke(group, [*ask, "--choose", wrong])
+        assert done.exit_code == 2
+        assert "`fastest`" in done.output
+
+
 def test_a_log_of_another_configuration_is_refused(tmp_path: Path) -> None:
     plan = plan_of("node")
     jobs.save(plan, tmp_path / "job")
