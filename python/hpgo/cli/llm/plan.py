@@ -52,8 +52,10 @@ class _Choice(click.ParamType):  # type: ignore[type-arg]  # not generic before 
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         """Return the place as a number, or the word."""
-        if value == "fastest" or isinstance(value, int):
+        if isinstance(value, int):
             return value
+        if value == "fastest":
+            return "fastest"
         if not (str(value).isascii() and str(value).isdecimal() and int(value) > 0):
             self.fail(f"{shorten(str(value))!r} is neither a row of the list, from 1, nor `fastest`", param, ctx)
         return int(value)
