@@ -19,10 +19,11 @@ from click.testing import CliRunner
 from refusals import refused
 
 import hpgo
-from hpgo import jobs
+from hpgo import jobs, launch
 from hpgo.cli.main import group
 from hpgo.jobs.reduced import reduced
-from hpgo.jobs.scripts import LAUNCHERS
+from hpgo.jobs.scripts import LAUNCHERS, job_of
+from hpgo.llm.fewer_gpus import part_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -266,6 +267,36 @@ def test_the_check_states_the_version_of_the_sources_without_importing_them(plac
     assert "note: the arguments were not checked here" in done.stderr
 
 
+@pytest.mark.parametrize(("kind", "needed"), [("latent", True), ("experts", False)])
+def test_a_folder_names_deep_ep_where_experts_are_on_several_nodes(kind: str, needed: bool) -> None:
+    texts = jobs.files(plan_of(kind))
+    assert ("--moe-flex-dispatcher-backend deepep" in texts["arguments.txt"]) == needed
+    assert ("DeepEP" in texts["requirements.txt"]) == ("`deep_ep`" in texts["README.md"]) == needed
+    # The reduced plan has its experts on one node.
+    assert "--moe-token-dispatcher-type alltoall" in texts["small/arguments.txt"]
+
+
+def test_the_check_names_deep_ep_where_torch_is_without_it(place: Path) -> None:
+    jobs.save(plan_of("latent"), place / "job")
+    core = place / "megatron" / "megatron" / "core"
+    core.mkdir(parents=True)
+    (core / "package_info.py").write_text("MAJOR = 0\nMINOR = 19\n", encoding="utf-8")
+    # The modules that the check imports before it looks for DeepEP.
+    for name in ("torch", "typing_extensions", "megatron/core/transformer", "megatron/training"):
+        folder = place / "megatron" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "__init__.py").write_text("override = None\n", encoding="utf-8")
+    (core / "transformer" / "transformer_config.py").touch()
+    (place / "megatron" / "megatron" / "training" / "arguments.py").touch()
+    done = run(
+        place / "job", sys.executable, "check_arguments.py", "256", "--moe-token-dispatcher-type", "flex",
+        **filled(place, PYTHONPATH=str(place / "megatron")),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "no module deep_ep" in done.stderr
+    assert "--moe-token-dispatcher-type alltoall" in done.stderr
+
+
 def launched(place: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return run(place, sys.executable, "-m", "hpgo", "launch", "job/", *words, **environment)
 
@@ -328,6 +359,34 @@ def test_the_batch_script_asks_for_whole_nodes_and_a_signal_before_the_end(tmp_p
     assert any(one.startswith("time=") for one in directives)
     assert "--exit-signal-handler" in jobs.files(plan_of("dense"))["data.txt"]
     assert not any("container" in one for one in directives)
+
+
+def test_a_rack_starts_as_hosts_of_four_gpus() -> None:
+    rack = part_of(hpgo.Cluster.preset("gb200:2"), 2, 64)
+    one = hpgo.estimate_llm("llama-3-8b", rack, global_batch_size=256, seq_length=4096, tp=4)
+    plan = hpgo.LlmPlan.of(one, "llama-3-8b", rack)
+    job = job_of(plan, "Megatron-LM")
+    assert [node.ranks for node in job.nodes] == 32 * [4]
+    assert job.first_ranks == tuple(range(0, 128, 4))
+    slurm = jobs.files(plan)["job.sh"].splitlines()
+    asked = {"--nodes=32", "--ntasks-per-node=4", "--gres=gpu:4", "--segment=16"}
+    assert {f"#SBATCH {option}" for option in asked} <= set(slurm)
+    small = reduced(plan)
+    assert small is not None
+    assert small.estimate.gpus == 4
+    small_sh = jobs.files(plan)["small.sh"]
+    assert "#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4\n" in small_sh
+    assert "--segment" not in small_sh
+    pods = [one for one in yaml.safe_load_all(jobs.files(plan, on="kubernetes")["job.yaml"]) if one]
+    assert pods[-1]["spec"]["nprocPerNode"] == "4"
+    assert pods[-1]["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 31
+    sharded = hpgo.estimate_llm("llama-3-8b", rack, global_batch_size=256, seq_length=4096, zero_stage=1)
+    hosts = jobs.files(hpgo.LlmPlan.of(sharded, "llama-3-8b", rack), to="deepspeed")["hostfile"]
+    assert hosts.count("slots=4\n") == 32
+    # Unequal parts of racks can't be segments.
+    text = launch.slurm(replace(job, nodes=job.nodes[:-1]))
+    assert "--segment" not in text
+    assert "--nodelist" in text
 
 
 def test_torchrun_gets_the_nodes_and_the_rank_script(place: Path) -> None:
@@ -504,6 +563,37 @@ def test_the_loop_from_a_plan_to_a_list_with_measured_steps(tmp_path: Path, monk
     moves = json.loads(done.output)["moves"]
     assert [move["rank_after"] for move in moves[:10]] == list(range(1, 11))
     assert moves[0]["step_after_s"] > moves[0]["step_before_s"] == pytest.approx(plan.estimate.step_s)
+
+
+@pytest.mark.parametrize(("framework", "warns"), [("torchtitan", True), ("deepspeed", False)])
+def test_a_platform_of_another_frameworks_stack_is_warned_of(framework: str, warns: bool, tmp_path: Path) -> None:
+    cluster = hpgo.Cluster.preset("h100:1")
+    one = hpgo.estimate_llm(
+        "llama-3-8b", cluster, global_batch_size=64, seq_length=8192, zero_stage=3, stack="deepspeed"
+    )
+    step = hpgo.MeasuredStep.of("llama-3-8b", cluster, one, 1.1 * one.step_s)
+    file = tmp_path / "platform.yaml"
+    hpgo.fit_platform([step]).platform.save(file)
+    ask = ["llm", "plan", "llama-3-8b", "-c", "h100:1", "-b", "64", "--seq-length", "8192", "--framework", framework]
+    done = CliRunner().invoke(group, [*ask, "--platform", str(file)])
+    assert done.exit_code == 0, done.output
+    says = "the platform's steps ran on stack `deepspeed`, but `torchtitan` implies `torchtitan`"
+    assert (f"Note: {says}" in " ".join(done.stdout.split())) == warns
+    assert (f"note: {says}" in done.stderr) == warns
+
+
+def test_a_plan_without_an_ending_is_the_one_that_is_explained_next(tmp_path: Path) -> None:
+    ask = ["llm", "plan", "llama-3-8b", "-c", "h100:1", "-b", "64", "--seq-length", "8192"]
+    file = tmp_path / "jnew"
+    done = CliRunner().invoke(group, [*ask, "-o", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "Save the plan" not in done.output
+    assert f"hpgo llm explain {file}" in done.output
+    assert CliRunner().invoke(group, ["llm", "explain", str(file)]).exit_code == 0
+    for wrong in ("abc", "0"):
+        done = CliRunner().invoke(group, [*ask, "--choose", wrong])
+        assert done.exit_code == 2
+        assert "`fastest`" in done.output
 
 
 def test_a_log_of_another_configuration_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from test_export import assigned, main
 import hpgo
 from hpgo import export
 from hpgo.llm.arithmetic import TABLES
+from hpgo.llm.fewer_gpus import part_of
 from hpgo.llm.frameworks import DEEPSPEED, MEGATRON, TORCHTITAN, framework_support
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.transformer_presets import TRANSFORMERS
@@ -251,6 +252,42 @@ def test_fewer_layers_at_the_ends_of_a_pipeline_are_laid_out_for_megatron_alone(
         export.files(plan, "torchtitan")
     rounds = made(tp=8, pp=4, vpp=2, last_rank_layers=14)
     assert "'Et*11|t*11|t*11|t*7|t*11|t*11|t*11|t*7L'" in main(rounds, "megatron")
+
+
+@pytest.mark.parametrize(
+    ("asked", "overlaps"),
+    [
+        ({"tp": 8, "stack": "te-hopper"}, True),
+        ({"tp": 8, "tp_comm_overlap": True}, True),
+        ({"tp": 8}, False),
+        ({"tp": 8, "stack": "te-hopper", "tp_comm_overlap": False}, False),
+        ({"tp": 8, "stack": "te-hopper", "sequence_parallel": False, "recompute": "full"}, False),
+    ],
+)
+def test_megatron_overlaps_tp_communication_where_the_estimate_does(asked: dict[str, Any], overlaps: bool) -> None:
+    text = main(made("llama-3-8b", **asked), "megatron").splitlines()
+    wanted = {"--tp-comm-overlap", "--tp-comm-bootstrap-backend nccl"}
+    assert wanted & set(text) == (wanted if overlaps else set())
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ep", "words"),
+    [
+        ("h100:4", 8, ["--moe-token-dispatcher-type alltoall"]),
+        ("h100:4", 16, ["--moe-token-dispatcher-type flex", "--moe-flex-dispatcher-backend deepep"]),
+        ("a100:4", 16, ["--moe-token-dispatcher-type alltoall"]),
+        ("gb200:1", 8, ["--moe-token-dispatcher-type alltoall"]),
+        ("gb200:2", 128, ["--moe-token-dispatcher-type flex", "--moe-flex-dispatcher-backend hybridep"]),
+    ],
+)
+def test_tokens_go_to_experts_on_other_nodes_as_estimated(cluster: str, ep: int, words: list[str]) -> None:
+    whole = part_of(hpgo.Cluster.preset(cluster), 2, 64) if ep > 64 else hpgo.Cluster.preset(cluster)
+    one = hpgo.estimate_llm(
+        "qwen3-30b-a3b", whole, ep=ep, global_batch_size=1152 if cluster == "gb200:1" else 256, seq_length=4096
+    )
+    text = main(hpgo.LlmPlan.of(one, "qwen3-30b-a3b", whole), "megatron")
+    assert [line for line in text.splitlines() if line.startswith(("--moe-token-d", "--moe-flex"))] == words
+    assert ("alltoall once to each of its experts" in text) == (cluster == "a100:4")
 
 
 def test_the_command_exports_a_way(run, tmp_path) -> None:

@@ -48,7 +48,9 @@ CPU = (
 )  # fmt: skip
 """What a CPU needs beside the folder's words: no kernels of Transformer Engine or Apex, gloo, and a learning rate with
 which five steps are enough for the loss of a small model to fall."""
-NOT_ON_CPU = {"--sequence-parallel": 0, "--moe-grouped-gemm": 0}
+NOT_ON_CPU = {
+    "--sequence-parallel": 0, "--moe-grouped-gemm": 0, "--tp-comm-overlap": 0, "--tp-comm-bootstrap-backend": 1,
+}  # fmt: skip
 """Arguments left out to build and to train, with their number of values: only Transformer Engine has these. The parser
 reads them."""
 DEGREES = {

@@ -10,6 +10,7 @@ from hpgo.base.quoting import in_shell
 from hpgo.base.units import format_bytes
 from hpgo.export.for_megatron import CLIPPING
 from hpgo.export.llm_jobs import LlmExportJob
+from hpgo.hardware.rates import key_of
 from hpgo.llm.pipeline_layout import layout_text
 from hpgo.llm.stack import stacks
 
@@ -38,6 +39,14 @@ Source: Megatron-LM 0.19, `megatron/core/fusions/fused_cross_entropy.py`.
 _MTP_LOSS = 0.1
 """Weight of multi-token prediction losses, which no configuration states: Megatron-LM's default, and the last one of
 DeepSeek-V3 (arXiv 2412.19437, 4.2)."""
+_FLEX_BACKENDS = {
+    "h100": "deepep", "h100-96": "deepep", "h200": "deepep", "h20": "deepep", "b200": "deepep", "b300": "deepep",
+    "gb200": "hybridep", "gb300": "hybridep",
+}  # fmt: skip
+"""Backend of the flexible dispatcher, by key of `hpgo.hardware.rates`. DeepEP sends between nodes from Hopper on.
+
+Only HybridEP runs on NVLink between hosts (Megatron-LM, `moe_flex_dispatcher_backend` in `transformer_config.py`).
+"""
 _UNFUSED = ("masked-softmax", "bias-gelu", "bias-swiglu", "bias-dropout", "rope")
 
 
@@ -157,10 +166,27 @@ def _experts(job: LlmExportJob) -> dict[str, Value]:
         "moe-shared-expert-intermediate-size": model.shared_ffn or False,
         "moe-shared-expert-gate": model.shared_gate,
         "moe-grouped-gemm": True,
-        "moe-token-dispatcher-type": "alltoall",
+        **_dispatcher(job),
         "expert-model-parallel-size": config.ep,
         "expert-tensor-parallel-size": 1,
     }
+
+
+def _dispatcher(job: LlmExportJob) -> dict[str, Value]:
+    """Return how tokens reach their experts: between nodes as the estimate counts, where a kernel for it exists.
+
+    DeepEP and HybridEP send a token to another node once. Inside a node, the estimate counts a transfer for each expert
+    of a token, which `alltoall` does. Releases 0.16 to 0.19 read both names of the backend.
+    """
+    backend = _flex_backend(job)
+    if backend is None:
+        return {"moe-token-dispatcher-type": "alltoall"}
+    return {"moe-token-dispatcher-type": "flex", "moe-flex-dispatcher-backend": backend}
+
+
+def _flex_backend(job: LlmExportJob) -> str | None:
+    node = job.plan.cluster.nodes[0]
+    return _FLEX_BACKENDS.get(key_of(node.device.name) or "") if job.config.ep > node.count else None
 
 
 def _pattern(layers: Iterable[bool]) -> str:
@@ -177,7 +203,8 @@ def _parallel(job: LlmExportJob) -> dict[str, Value]:
     found: dict[str, Value] = {
         "tensor-model-parallel-size": config.tp,
         "sequence-parallel": config.sequence_parallel,
-        "tp-comm-overlap": config.tp > 1 and config.tp_comm_overlap is True,
+        "tp-comm-overlap": _overlaps_tp(job),
+        "tp-comm-bootstrap-backend": "nccl" if _overlaps_tp(job) else False,
         "context-parallel-size": config.cp,
         "pipeline-model-parallel-size": config.pp,
     }
@@ -187,6 +214,17 @@ def _parallel(job: LlmExportJob) -> dict[str, Value]:
         planned = layout_text(job.counts, job.model.further_tokens)
         found["pipeline-model-parallel-layout"] = config.pipeline_layout or planned
     return found
+
+
+def _overlaps_tp(job: LlmExportJob) -> bool:
+    """Return whether the estimate counts that GEMMs hide TP communication: by the configuration, or by its stack."""
+    config = job.config
+    if config.tp == 1 or not config.sequence_parallel:
+        return False
+    if config.tp_comm_overlap is None:
+        stack = stacks().get(job.plan.estimate.stack)
+        return stack is not None and stack.tp_exposed < 1
+    return config.tp_comm_overlap
 
 
 def _cp_comm_type(model: Transformer) -> tuple[str, ...]:
@@ -311,23 +349,21 @@ def _notes(job: LlmExportJob) -> list[str]:
         # `QKNormConfigResolver` in `megatron/core/transformer/mla_qk_norm_config.py`, new in 0.19.
         notes.append("Megatron-LM 0.19 adds a norm before queries without q_lora_rank: use 0.16 to 0.18 for this model")
     if model.experts:
-        notes += [
-            "the estimate assumes the same number of tokens for each expert",
-            "the estimate sends each token once to each node, as --moe-token-dispatcher-type flex does",
-        ]
+        notes.append("the estimate assumes the same number of tokens for each expert")
+        if (backend := _flex_backend(job)) is not None:
+            notes.append(f"tokens go to each node once, as estimated: the package deep_ep with {backend} is needed")
+        elif config.ep > job.plan.cluster.nodes[0].count:
+            notes.append("the estimate sends each token once to each node, but alltoall once to each of its experts")
     if config.precision in {"fp8", "fp4"} and not (config.precision == "fp8" and config.zero_stage == 1):
         notes.append("the estimate leaves out the FP8 or FP4 copies of weights that Transformer Engine keeps")
     if config.tp > 1 or config.cp > 1:
         notes.append("before Blackwell, Megatron-LM needs CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment")
-    if config.tp > 1 and config.tp_comm_overlap:
-        notes.append("--tp-comm-overlap needs Userbuffers: MPI, or --tp-comm-bootstrap-backend nccl")
-    if config.tp > 1 and config.tp_comm_overlap is None:
-        stack = stacks().get(job.plan.estimate.stack)
-        overlaps = stack is not None and stack.tp_exposed < 1 and config.sequence_parallel
+    if config.tp > 1 and config.tp_comm_overlap is None and not _overlaps_tp(job):
+        known = job.plan.estimate.stack in stacks()
         notes.append(
-            f"stack {stack.name} of the estimate overlaps TP communication: add --tp-comm-overlap"
-            if stack is not None and overlaps
-            else "the estimate does not overlap TP communication: --tp-comm-overlap may hide some of it"
+            "the estimate does not overlap TP communication: --tp-comm-overlap may hide some of it"
+            if known
+            else "your stack is in a file: if it overlaps TP communication, add --tp-comm-overlap"
         )
     return notes
 

@@ -287,6 +287,13 @@ RATES: dict[str, Rates] = {
 }
 
 
+GPUS_PER_HOST: Mapping[str, int] = {"gb200": 4, "gb300": 4}
+"""GPUs of one operating system, by key of `RATES`, where a node of a cluster (the GPUs with fast links) has more hosts.
+
+Source: NVIDIA GB200 NVL72 and GB300 NVL72 datasheets: 18 compute trays of four GPUs.
+"""
+
+
 NAMES: dict[str, tuple[str, ...]] = {
     "v100": ("V100", "V100-16GB", "V100-32GB", "V100-SXM2-16GB", "V100-SXM2-32GB"),
     "a100": ("A100", "A100-80GB", "A100-SXM-80GB", "A100-SXM4-80GB"),
@@ -346,6 +353,15 @@ def key_of(device: str) -> str | None:
     ('a100-40', 'h100', 'h100-pcie', None)
     """
     return _KEYS.get(_spelt(device))
+
+
+def gpus_per_host(device: str, gpus: int) -> int:
+    """Return the GPUs of each host of a node that has `gpus` of them: all, or those of a compute tray.
+
+    >>> gpus_per_host("H100-80GB", 8), gpus_per_host("GB200-186GB", 64), gpus_per_host("GB200-186GB", 2)
+    (8, 4, 2)
+    """
+    return min(gpus, GPUS_PER_HOST.get(key_of(device) or "", gpus))
 
 
 REPORTED_BYTES: Mapping[str, float] = {"a100": 84.98e9, "a100-40": 42.28e9, "h100": 85.02e9, "h200": 150.11e9}

@@ -17,6 +17,7 @@ from hpgo.hardware.cluster import Cluster
 from hpgo.jobs import deepspeed_texts as texts
 from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder
 from hpgo.jobs.torchtitan import ALLOCATOR, DATASET, SAVE, holds_of
+from hpgo.launch.job import job_nodes
 from hpgo.llm.plan import LlmPlan
 
 if TYPE_CHECKING:
@@ -177,10 +178,9 @@ def _check(stages: int, model: str, **values: str) -> JobFile:
 def _hostfile(cluster: Cluster) -> str:
     """Return the nodes with their GPUs; `node-N` stands for a node without a name."""
     lines = ["# Write the names of the nodes, by which ssh reaches them."]
-    gpus = cluster.gpus_per_device
-    for number, node in enumerate(cluster.nodes):
+    for number, node in enumerate(job_nodes(cluster)):
         name = node.name if _HOST.fullmatch(node.name) else f"node-{number}"
-        lines.append(f"{name} slots={node.count * gpus}")
+        lines.append(f"{name} slots={node.ranks}")
     return "\n".join(lines) + "\n"
 
 

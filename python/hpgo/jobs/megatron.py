@@ -29,6 +29,15 @@ _REQUIREMENTS = (
     "transformer-engine[pytorch]>=2.9",
     "transformers==5.23.0",
 )
+_DEEP_EP = (
+    "# Tokens go between nodes with DeepEP. Install it from its sources: https://github.com/deepseek-ai/DeepEP",
+    "# It was not tested with these files. HybridEP, for GB200 and GB300, is its branch hybrid-ep.",
+)
+"""Lines of requirements.txt for plans whose experts are on several nodes."""
+_DEEP_EP_NOTE = (
+    "Tokens go to experts on other nodes with DeepEP, as estimated: the ranks need its module `deep_ep`. Without it,"
+    " use `--moe-token-dispatcher-type alltoall`, which sends more than estimated."
+)
 _CONVERSION = (
     "# The converter that Megatron-LM's documentation recommends. Then set LOAD, and add to data.txt:\n"
     "# --finetune --no-load-optim --no-load-rng\n"
@@ -78,6 +87,7 @@ _CHECK = '''\
 Exit codes: 1 if it refuses them, 3 if this machine lacks a package of Megatron-LM.
 """
 
+import importlib.util
 import os
 import re
 import sys
@@ -109,6 +119,12 @@ try:
 except ImportError as error:
     print(f"note: the arguments were not checked here: {{error}}", file=sys.stderr)
     sys.exit(3)
+if "flex" in words and importlib.util.find_spec("deep_ep") is None:
+    print("error: the plan sends tokens between nodes with DeepEP, but python3 has no module deep_ep", file=sys.stderr)
+    print("hint: install DeepEP; or write --moe-token-dispatcher-type alltoall into arguments.txt and delete", end=" ",
+          file=sys.stderr)
+    print("--moe-flex-dispatcher-backend, which sends more between nodes than estimated", file=sys.stderr)
+    sys.exit(1)
 if not torch.cuda.is_available():
     # Machines without a GPU often lack Transformer Engine, too. The ranks will have both.
     device = types.SimpleNamespace(name="GPU", major=9, minor=0, total_memory=0, multi_processor_count=1)
@@ -126,6 +142,7 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
     """Return the parts of a job folder for Megatron-LM. Raises the errors of the export."""
     text = arguments(plan, target, Place())["arguments.txt"]
     config = plan.estimate.parallelism
+    flexible = "--moe-flex-dispatcher-backend" in text
     return JobParts(
         title=f"{target.title} {_MINORS[0]} to {_MINORS[-1]}",
         # Not `-m pretrain_gpt`: the sources need not be installed, and the script puts its own folder on the path.
@@ -184,12 +201,13 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
             'python3 check_arguments.py "$RANKS" "${arguments[@]}" > /dev/null',
         ),
         step_line="elapsed time per iteration",
-        requirements=_REQUIREMENTS,
+        requirements=(*_REQUIREMENTS, *(_DEEP_EP if flexible else ())),
         conversion=_CONVERSION,
         notes=(
             "Megatron-LM prints step times on the last rank, and memory after the first step.",
             "With `--exit-signal-handler` in `data.txt`, the job saves a checkpoint when its time is almost over.",
             "Comments at the top of `arguments.txt` list what the estimate leaves out.",
+            *((_DEEP_EP_NOTE,) if flexible else ()),
         ),
     )
 

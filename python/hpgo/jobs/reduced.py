@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.divisors import divisors
 from hpgo.errors import HpgoError
+from hpgo.hardware.rates import gpus_per_host
 from hpgo.llm.estimate import estimate_on
 from hpgo.llm.frameworks import framework_support
 from hpgo.llm.plan import LlmPlan
@@ -41,7 +42,8 @@ def reduced(plan: LlmPlan) -> LlmPlan | None:
     model = _few_layers(plan.transformer)
     if model is None:
         return None
-    gpus = plan.cluster.nodes[0].count
+    node = plan.cluster.nodes[0]
+    gpus = gpus_per_host(node.device.name, node.count)
     row, support = framework_support(plan.framework)
     cluster = plan.cluster.first(gpus)
     # A stack that the user brought as a file is not in the table. Any stack serves to find whether the job fits.

@@ -16,7 +16,7 @@ from hpgo.base.checks import choice
 from hpgo.base.quoting import in_shell
 from hpgo.base.validated import Record
 from hpgo.jobs.parts import Placeholder
-from hpgo.launch.job import JobNode, LaunchJob, queue_name
+from hpgo.launch.job import LaunchJob, job_nodes, queue_name
 from hpgo.planning.plans import Plan
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def job_of(plan: LlmPlan | Plan, framework: str) -> LaunchJob:
     return LaunchJob(
         name=queue_name(plan.transformer.name),
         title=f"{plan.transformer.name} on {cluster.name}, {framework}",
-        nodes=tuple(JobNode(node.count, node.device.name, node.name) for node in cluster.nodes),
+        nodes=job_nodes(cluster),
         idle=(),
         command=_RANK_COMMAND,
     )

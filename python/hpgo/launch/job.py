@@ -14,6 +14,7 @@ from hpgo.base.quoting import in_comment, in_shell
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster
+from hpgo.hardware.rates import gpus_per_host
 from hpgo.planning.files import known_source
 from hpgo.planning.plans import Plan
 
@@ -29,7 +30,7 @@ _HOST = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.:-]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class JobNode(Record):
-    """A node of the job."""
+    """A host of the job: a node of the cluster, or a part of one that has several hosts."""
 
     ranks: int
     """Number of processes that start on it: one for each GPU of its devices."""
@@ -37,6 +38,26 @@ class JobNode(Record):
     """Type of its devices, as the cluster names it."""
     name: str
     """Name of the node in the cluster; may be empty."""
+    domain: int | None = None
+    """Number of the cluster's node, whose GPUs NVLink connects, if it has several hosts."""
+
+
+def job_nodes(cluster: Cluster) -> tuple[JobNode, ...]:
+    """Return the hosts of a cluster, in the order of their GPUs. A rack of GB200 has hosts of four GPUs.
+
+    >>> [node.ranks for node in job_nodes(Cluster.preset("gb200:1").first(64))] == 16 * [4]
+    True
+    """
+    found: list[JobNode] = []
+    for at, node in enumerate(cluster.nodes):
+        gpus, kind = node.count * cluster.gpus_per_device, node.device.name
+        each = gpus_per_host(kind, gpus)
+        if each == gpus:
+            found.append(JobNode(gpus, kind, node.name))
+        else:
+            # The name is the rack's, so its hosts have none.
+            found += [JobNode(min(each, gpus - first), kind, "", at) for first in range(0, gpus, each)]
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +146,7 @@ class LaunchJob(Record):
         return cls(
             name=queue_name(plan.profile if name is None else check_text("a job's name", name)),
             title=f"{plan.profile} on {plan.cluster}",
-            nodes=tuple(JobNode(node.count * gpus, node.device.name, node.name) for node in found.nodes),
+            nodes=job_nodes(found),
             idle=tuple(rank for rank in range(found.devices * gpus) if rank // gpus not in used),
             command=command,
             gpus_per_device=gpus,

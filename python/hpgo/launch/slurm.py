@@ -78,6 +78,7 @@ def slurm(
             f"#SBATCH --nodes={len(nodes)}",
             f"#SBATCH --ntasks-per-node={nodes[0].ranks}",
             *([] if resource is None else [f"#SBATCH --gres={_devices(nodes[0], resource, typed=typed)}"]),
+            *_segment(nodes),
             *more,
         ]
     groups = [f"het-group=0-{len(parts) - 1}"] if len(parts) > 1 else []
@@ -122,6 +123,19 @@ def _devices(node: JobNode, resource: str, *, typed: bool) -> str:
             "name types in the cluster file as SLURM does; `sinfo -o %G` lists them",
         )
     return f"{resource}:{node.kind}:{node.ranks}"
+
+
+def _segment(nodes: Sequence[JobNode]) -> list[str]:
+    """Return the directive that takes the hosts of a node of the cluster from one rack, or a comment that asks for it.
+
+    A segment is a number of hosts in one block, which is a rack under SLURM's block topology.
+    """
+    sizes = {len(list(hosts)) for _, hosts in groupby(nodes, key=lambda node: node.domain)}
+    if nodes[0].domain is None or len(nodes) == 1:
+        return []
+    if len(sizes) > 1:
+        return ["# The plan uses unequal parts of racks. Choose hosts by --nodelist, so that each part is in one rack."]
+    return [f"#SBATCH --segment={sizes.pop()}"]
 
 
 def _option(option: str, command: str, form: re.Pattern[str]) -> str:

@@ -465,6 +465,16 @@ def stack_on(
     return found
 
 
+def other_stack(cluster: Cluster, framework: str, platform: Platform | DeviceRecord | None) -> str:
+    """Return a sentence if the platform's steps ran on another stack than `framework` implies, or no text."""
+    if not isinstance(platform, Platform):
+        return ""
+    implied = stack_of(None, cluster, framework)
+    if implied == platform.software_stack:
+        return ""
+    return f"the platform's steps ran on stack `{platform.stack}`, but `{framework}` implies `{implied.name}`"
+
+
 def _described(stack: Stack, platform: Platform) -> str:
     return f"`{stack.name}`" + (" with other values" if stack.name == platform.stack else "")
 

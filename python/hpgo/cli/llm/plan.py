@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +22,7 @@ from hpgo.cli.llm.options import (
     shell_words,
 )
 from hpgo.cli.plan_options import RESERVE, as_options
-from hpgo.cli.terminal import width
+from hpgo.cli.terminal import say, width
 from hpgo.cli.values import LLM_PLAN_OUT, ON_LAUNCHER, STILL, STILL_ENDINGS, framework_option, is_folder_name, written
 
 _SECTIONS = {
@@ -52,7 +53,13 @@ class _Choice(click.ParamType):  # type: ignore[type-arg]  # not generic before 
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         """Return the place as a number, or the word."""
-        return value if value == "fastest" else click.IntRange(min=1).convert(value, param, ctx)
+        if isinstance(value, int):
+            return value
+        if value == "fastest":
+            return "fastest"
+        if not (str(value).isascii() and str(value).isdecimal() and int(value) > 0):
+            self.fail(f"{shorten(str(value))!r} is neither a row of the list, from 1, nor `fastest`", param, ctx)
+        return int(value)
 
 
 class PlanOptions(TrainingOptions):
@@ -112,7 +119,7 @@ def command(options: PlanOptions) -> None:
       hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o job/
     """
     from hpgo.hardware.cluster import Cluster
-    from hpgo.llm.estimate import stack_on
+    from hpgo.llm.estimate import other_stack, stack_on
     from hpgo.llm.frameworks import framework_support
     from hpgo.llm.search import plan_llm
     from hpgo.show import moved_report
@@ -135,6 +142,7 @@ def command(options: PlanOptions) -> None:
         from hpgo.cli.job_folders import check_job_folder
 
         check_job_folder(output, problem["framework"])
+    other = "" if options.stack else other_stack(cluster, problem["framework"], problem["platform"])
     with as_options():
         found = plan_llm(options.model, cluster, top=options.top, **problem)
         fastest = found.estimates.index(found.fastest) + 1
@@ -178,8 +186,10 @@ def command(options: PlanOptions) -> None:
             title = "Recommended configuration" if place == 1 else f"Configuration {place} of the list below"
             title += f" for {framework_support(found.framework)[0].label}"
             stack = stack_on(options.stack, cluster, found.framework, problem["platform"])
-            report = lines(plan.estimate, width(), title=title, notes=used_gpus(found, width()), stack=stack)
-            saved = [output for output in options.outputs if Path(output).suffix.lower() == ".json"]
+            notes = [*used_gpus(found, width()), *([*wrap(f"Note: {other}.", width()), ""] if other else [])]
+            report = lines(plan.estimate, width(), title=title, notes=notes, stack=stack)
+            pictures = [output for output in options.outputs if Path(output).suffix.lower() in STILL_ENDINGS]
+            saved = [one for one in options.outputs if one not in pictures and not is_folder_name(one)]
             jobs = [output for output in options.outputs if is_folder_name(output)]
             file = shell_words(saved[0] if saved else "llm-plan.json")
             # The plan file holds the name of its stack, which is enough unless the stack is a file.
@@ -196,6 +206,8 @@ def command(options: PlanOptions) -> None:
             click.echo("\n".join([*report, "", *listed(found, width()), *moved, *next_commands(commands, then)]))
         note_unmeasured(cluster, problem["platform"])
         note_untrained(options.model, options.seq_length)
+        if other:
+            say("note", f"{other}; measure steps of `{problem['framework']}`")
 
 
 def _fixed(words: list[str]) -> dict[str, int | str]:
