@@ -140,7 +140,7 @@ def test_stated_rates_survive_saving(text: str, tmp_path: Path) -> None:
     assert written.nodes == cluster.nodes
     assert written.nodes[0].device.rates is not None
     assert Cluster.from_document(json.loads(json.dumps(cluster.document())), file="x.json") == cluster
-    plan = hpgo.plan_llm("gpt-2", cluster, **ASK).plan()
+    plan = hpgo.plan_llm("gpt-2", cluster, global_batch_size=16, seq_length=1024).plan()
     plan.save(tmp_path / "llm-plan.json")
     assert hpgo.LlmPlan.read(tmp_path / "llm-plan.json").cluster == plan.cluster
     types = json.loads((tmp_path / "llm-plan.json").read_text(encoding="utf-8"))["cluster"]["types"]
