@@ -466,11 +466,13 @@ def stack_on(
 
 
 def other_stack(cluster: Cluster, framework: str, platform: Platform | DeviceRecord | None) -> str:
-    """Return a sentence if the platform's steps ran on another stack than `framework` implies, or no text."""
+    """Return a sentence if the platform's steps ran on the stack of another framework, or no text."""
     if not isinstance(platform, Platform):
         return ""
     implied = stack_of(None, cluster, framework)
-    if implied == platform.software_stack:
+    # A stack that no framework implies may be a variant of this one's, such as without overlap of TP communication.
+    others = platform.software_stack.frameworks
+    if not others or framework.partition("@")[0] in others:
         return ""
     return f"the platform's steps ran on stack `{platform.stack}`, but `{framework}` implies `{implied.name}`"
 
