@@ -50,7 +50,7 @@ fn edits(from: &str, to: &str) -> usize {
 /// ```
 /// use hpgo::schedule::{Request, build};
 ///
-/// let schedule = build("interleaved", &Request { virtual stages: Some(3), ..Request::new(4, 8) })?;
+/// let schedule = build("interleaved", &Request { virtual_stages_per_rank: Some(3), ..Request::new(4, 8) })?;
 /// assert_eq!(schedule.stages(), 12);
 /// assert_eq!(build("dualpipe", &Request::new(4, 6)).unwrap_err().hint(), "it needs p even, M even and at least 2 p");
 /// # Ok::<(), hpgo::Error>(())

@@ -35,7 +35,7 @@ pub fn eager_in_flight(stages: u32, micro_batches: u32, activation_limit: u32) -
 /// ```
 /// use hpgo::schedule::one_f_one_b;
 ///
-/// let text: Vec<String> = one_f_one_b(&[2, 1], 3).orders[0].iter().map(ToString::to_string).collect();
+/// let text: Vec<String> = one_f_one_b(&[2, 1], 3).action_lists[0].iter().map(ToString::to_string).collect();
 /// assert_eq!(text.join(" "), "0F0 0F1 0B0 0F2 0B1 0B2");
 /// ```
 #[must_use]
