@@ -32,9 +32,9 @@ def test_a_way_that_was_published_is_found_when_its_degrees_are_fixed() -> None:
     found = hpgo.plan_llm(
         model, hpgo.Cluster.preset(cluster), global_batch_size=128, seq_length=8192, precision=precision, fix=way
     )  # fmt: skip
-    assert found.best.parallelism.dp == 2
-    assert found.best.parallelism.zero_stage == 1
-    assert found.best.parallelism.recompute == "none"
+    assert found.fastest.parallelism.dp == 2
+    assert found.fastest.parallelism.zero_stage == 1
+    assert found.fastest.parallelism.recompute == "none"
 
 
 def test_only_inputs_of_products_in_fewer_bits_are_kept_in_these() -> None:
