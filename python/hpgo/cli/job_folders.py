@@ -44,6 +44,18 @@ def save_job(
         say("note", f"kept {join_words(kept, 'and')}, which you changed: the new version ends in .new")
 
 
+def job_script(folder: str) -> Path:
+    """Return the path of the script that starts the job of a folder. Raise ArgumentError for other folders."""
+    script = Path(folder) / "job.sh"
+    if not script.is_file():
+        raise ArgumentError(
+            f"the folder `{shorten(folder)}` has no job.sh, so it is no job folder",
+            "make one with `hpgo llm plan … -o job/`",
+            code="wrong_kind_of_file",
+        )
+    return script
+
+
 def start_job(folder: str, words: Sequence[str], environment: Mapping[str, str], srun: Sequence[str]) -> NoReturn:
     """Replace this process by `job.sh` of a job folder, which checks the job and starts it.
 
@@ -53,13 +65,7 @@ def start_job(folder: str, words: Sequence[str], environment: Mapping[str, str],
     from hpgo.base.quoting import in_shell
     from hpgo.launch.job import checked_environment
 
-    script = Path(folder) / "job.sh"
-    if not script.is_file():
-        raise ArgumentError(
-            f"the folder `{shorten(folder)}` has no job.sh, so it is no job folder",
-            "make one with `hpgo llm plan … -o job/`",
-            code="wrong_kind_of_file",
-        )
+    script = job_script(folder)
     if srun and "\n#SBATCH " not in script.read_text(encoding="utf-8"):
         raise ArgumentError(f"{shorten(str(script))} does not call srun, but --srun is given", "leave out --srun")
     # The script of torchrun takes the address from the environment, as other launchers do not.

@@ -172,8 +172,10 @@ def _environment(words: tuple[str, ...]) -> dict[str, str]:
 
 def _start(options: LaunchOptions, environment: dict[str, str]) -> NoReturn:
     """Start a job folder. Raise UsageError for options that only plan files have."""
-    from hpgo.cli.job_folders import start_job
+    from hpgo.cli.job_folders import job_script, start_job
 
+    # First, since options of another folder are not what is wrong with it.
+    job_script(options.plan)
     known = {"plan", "arguments", "env", "sbatch", "srun", "python"}
     for field in fields(options):
         if field.name not in known and getattr(options, field.name) not in {None, (), False}:
