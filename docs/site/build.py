@@ -42,6 +42,7 @@ TOPICS = {
     "show": "Pictures",
     "draw": "Pictures",
     "export": "Exports",
+    "jobs": "Jobs",
     "launch": "Jobs",
     "runtime": "Running and measuring",
     "errors": "Errors",
