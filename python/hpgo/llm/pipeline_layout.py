@@ -9,7 +9,8 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpgo.base.messages import pluralize, shorten
+from hpgo.base.checks import check_list
+from hpgo.base.messages import pluralize, safe_repr, shorten
 from hpgo.errors import ArgumentError
 from hpgo.programs.layout import PipelineLayout
 
@@ -49,8 +50,11 @@ def layout_of(given: str | Sequence[int], further: int) -> str:
         if not _COUNTS.fullmatch(text):
             return text
         given = [int(count) for count in text.split(",")]
-    elif not given or any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in given):
-        raise ArgumentError(f"pipeline_layout is {shorten(str(given))}, but stages have whole numbers of layers", HINT)
+    else:
+        # A range of any length is a sequence, too, so the number of entries has a limit.
+        given = check_list("`pipeline_layout`", given, hint=HINT)
+    if not given or any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in given):
+        raise ArgumentError(f"pipeline_layout is {safe_repr(given)}, but stages have whole numbers of layers", HINT)
     return layout_text(given, further)
 
 
