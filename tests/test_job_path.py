@@ -21,12 +21,8 @@ RECORDED = Path(__file__).parent / "golden" / "megatron-smoke.log"
 
 `tests/frameworks/record_smoke.py` records it.
 """
-CONFIG = {
-    "model_type": "llama", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 8,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 512, "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "initializer_range": 0.02, "attention_bias": False,
-    "attention_dropout": 0.0, "mlp_bias": False, "tie_word_embeddings": False, "rope_scaling": None,
-}  # fmt: skip
+CONFIG = RECORDED.with_suffix(".json").read_text(encoding="utf-8")
+"""The config.json of the model."""
 ASK = ("llm", "plan", "config.json", "-c", "h100:8", "-b", "64", "--seq-length", "128", "--framework", "megatron")
 FIX = ("--fix", "tp=2,pp=2,vpp=1,micro_batch_size=1,zero_stage=1,recompute=none")
 SLOWER = 1.4
@@ -37,7 +33,7 @@ SLOWER = 1.4
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The job folder of the plan, as the command writes it."""
     monkeypatch.chdir(tmp_path)
-    Path("config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    Path("config.json").write_text(CONFIG, encoding="utf-8")
     printed = called(*ASK, *FIX, "-o", "job/")
     assert "bash job/smoke.sh" in printed
     return tmp_path / "job"

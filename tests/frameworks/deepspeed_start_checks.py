@@ -12,20 +12,20 @@ import os
 import re
 import runpy
 import sys
-import tempfile
-import time
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import deepspeed_on_cpu
 import transformers
 from forks import together
-from results import Start, done
+from results import Start, start_each
 from small_models import MODELS, SmallModel
 
 from hpgo.export.targets import find
 from hpgo.llm.frameworks import framework_support
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RELEASE = version("deepspeed")
 RATE = re.compile(r"'lr': [^,]+")
@@ -92,12 +92,4 @@ def _enter(folder: Path) -> None:
 
 if __name__ == "__main__":
     assert deepspeed_on_cpu.deepspeed is not None
-    wanted = set(sys.argv[2:])
-    with tempfile.TemporaryDirectory() as at:
-        rows = []
-        for model in MODELS:
-            if not wanted or model.name in wanted:
-                began_s = time.monotonic()
-                rows.append(started(model, Path(at)))
-                print(f"{model.name}: {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)  # noqa: T201
-    done(*rows)
+    start_each(MODELS, started)

@@ -14,10 +14,7 @@ import os
 import re
 import runpy
 import sys
-import tempfile
-import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cpu_as_cuda
 
@@ -35,11 +32,14 @@ from megatron.core.package_info import __shortversion__ as release
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.training.arguments import core_transformer_config_from_args, parse_args, validate_args
 from megatron.training.global_vars import set_args
-from results import Start, done
+from results import Start, start_each
 from small_models import MODELS, SmallModel
 
 from hpgo.export.targets import find
 from hpgo.llm.frameworks import framework_support
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CPU = (
     "--transformer-impl", "local", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion", "--no-rope-fusion",
@@ -309,12 +309,4 @@ def _take_compiled_helpers() -> None:
 
 if __name__ == "__main__":
     prepare()
-    wanted = set(sys.argv[2:])
-    with tempfile.TemporaryDirectory() as at:
-        rows = []
-        for model in MODELS:
-            if not wanted or model.name in wanted:
-                began_s = time.monotonic()
-                rows.append(started(model, Path(at)))
-                print(f"{model.name}: {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)  # noqa: T201
-    done(*rows)
+    start_each(MODELS, started)

@@ -7,7 +7,6 @@ that name files or settings of no interest. `tests/test_job_path.py` makes the s
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import tempfile
@@ -20,12 +19,7 @@ from forks import together  # isort: skip -- Megatron-LM is imported before
 import hpgo
 from hpgo.jobs.folder import files
 
-CONFIG = {
-    "model_type": "llama", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 8,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 512, "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "initializer_range": 0.02, "attention_bias": False,
-    "attention_dropout": 0.0, "mlp_bias": False, "tie_word_embeddings": False, "rope_scaling": None,
-}  # fmt: skip
+CONFIG = Path(__file__).parents[1] / "golden" / "megatron-smoke.json"
 PROBLEM = {"global_batch_size": 64, "seq_length": 128}
 FIXED = {"tp": 2, "pp": 2, "vpp": 1, "micro_batch_size": 1, "zero_stage": 1, "recompute": "none"}
 """The configuration, so that the log stays one of the plan when constants of the cost model change."""
@@ -37,7 +31,7 @@ def main(log: Path) -> None:
     """Train the reduced model, and write what the ranks print."""
     with tempfile.TemporaryDirectory() as at:
         config = Path(at) / "config.json"
-        config.write_text(json.dumps(CONFIG), encoding="utf-8")
+        config.write_bytes(CONFIG.read_bytes())
         cluster = hpgo.Cluster.preset("h100:8")
         found = hpgo.plan_llm(str(config), cluster, framework="megatron", fix=FIXED, **PROBLEM)
         texts = files(found.plan())

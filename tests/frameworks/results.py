@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from small_models import SmallModel
 
 _TO = sys.argv[1:]  # before a framework's parser of arguments is given its own
 
@@ -52,3 +60,15 @@ def done(*results: Result | Start) -> None:
         Path(_TO[0]).write_text(text, encoding="utf-8")
     else:
         sys.stdout.write(text + "\n")
+
+
+def start_each(models: Iterable[SmallModel], start: Callable[[SmallModel, Path], Start]) -> None:
+    """Starts the models that the command line names after the file for results, or all, and writes what was found."""
+    wanted, rows = set(_TO[1:]), []
+    with tempfile.TemporaryDirectory() as folder:
+        for model in models:
+            if not wanted or model.name in wanted:
+                began_s = time.monotonic()
+                rows.append(start(model, Path(folder)))
+                print(f"{model.name}: {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)  # noqa: T201
+    done(*rows)

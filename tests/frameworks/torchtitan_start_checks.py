@@ -10,22 +10,22 @@ import math
 import os
 import re
 import sys
-import tempfile
-import time
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import titan_on_cpu
 import torch
 from forks import together
-from results import Start, done
+from results import Start, start_each
 from small_models import MODELS, SmallModel
 from torchtitan import train
 from torchtitan.config import ConfigManager
 
 from hpgo.export.targets import find
 from hpgo.llm.frameworks import framework_support
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CPU = ("--compile.no_enable",)
 RELEASE = version("torchtitan")
@@ -115,12 +115,4 @@ def _train(words: list[str], folder: Path) -> None:
 
 if __name__ == "__main__":
     titan_on_cpu.plain_attention()
-    wanted = set(sys.argv[2:])
-    with tempfile.TemporaryDirectory() as at:
-        rows = []
-        for model in MODELS:
-            if not wanted or model.name in wanted:
-                began_s = time.monotonic()
-                rows.append(started(model, Path(at)))
-                print(f"{model.name}: {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)  # noqa: T201
-    done(*rows)
+    start_each(MODELS, started)

@@ -25,6 +25,27 @@ ALLOCATOR = Variable(
     value="expandable_segments:True",
     why="less fragmentation of GPU memory; torchtitan's own start script sets it, too",
 )
+DATASET_CODE = """\
+# A folder of parquet, JSON or text files, or a name on the hub, with a column named text.
+DATASETS["text"] = DatasetConfig(
+    path="",
+    loader=lambda path: load_dataset(path, split="train", streaming=True),
+    sample_processor=lambda sample: sample["text"],
+)
+"""
+"""Registration of a data set of text, which both releases read alike."""
+_COUNTING = """\
+class Counting(IterableDataset):
+    def __init__(self, vocab_size, seq_len, seed):
+        self.vocab_size, self.seq_len, self.seed = vocab_size, seq_len, seed
+
+    def __iter__(self):
+        chance = torch.Generator().manual_seed(self.seed)
+        while True:
+            start = torch.randint(self.vocab_size, (1,), generator=chance)
+            tokens = (start + torch.arange(self.seq_len + 1)) % self.vocab_size
+            yield {"input": tokens[:-1]__BESIDE__}, tokens[1:]
+"""
 _JOB = '''\
 """Configurations of this job for torchtitan: `--config train`, or `--config smoke` for a run without data.
 
@@ -36,13 +57,7 @@ __IMPORTS__
 LEARNING_RATE = 3e-4
 WEIGHT_DECAY = 0.1
 
-# A folder of parquet, JSON or text files, or a name on the hub, with a column named text.
-DATASETS["text"] = DatasetConfig(
-    path="",
-    loader=lambda path: load_dataset(path, split="train", streaming=True),
-    sample_processor=lambda sample: sample["text"],
-)
-
+__DATASET__
 
 __BASE__
 
@@ -77,7 +92,7 @@ class NoTokenizer(BaseTokenizer):
         super().__init__()
 
     def encode(self, *_, **__):
-        raise NotImplementedError
+        raise RuntimeError("the smoke run has no tokenizer")
 
     decode = get_vocab_size = encode
 
@@ -94,17 +109,7 @@ class SyntheticTokens(ParallelAwareDataloader):
         super().__init__(sequences, dp_rank, dp_world_size, batch_size=local_batch_size)
 
 
-class Counting(IterableDataset):
-    def __init__(self, vocab_size, seq_len, seed):
-        self.vocab_size, self.seq_len, self.seed = vocab_size, seq_len, seed
-
-    def __iter__(self):
-        chance = torch.Generator().manual_seed(self.seed)
-        while True:
-            start = torch.randint(self.vocab_size, (1,), generator=chance)
-            tokens = (start + torch.arange(self.seq_len + 1)) % self.vocab_size
-            yield {"input": tokens[:-1], "positions": torch.arange(self.seq_len)}, tokens[1:]
-'''
+__COUNTING__'''
 _IMPORTS = {
     "dataclasses": ["dataclass"],
     "datasets": ["load_dataset"],
@@ -314,8 +319,14 @@ def _job_config(plan: LlmPlan | Plan) -> str:
             model = f'    config.model_spec = model_registry("{flavor}")  # {why}\n'
         base = filled(_REGISTERED, {"FUNCTION": function, "MODEL": model})
         new = f"The model is {flavor} of torchtitan's `{package}`."
-    parts = {"NEW": new, "IMPORTS": _import_lines(plain, imports), "BASE": base.rstrip()}
+    parts = {"NEW": new, "IMPORTS": _import_lines(plain, imports), "BASE": base.rstrip(), "DATASET": DATASET_CODE}
+    parts["COUNTING"] = counting(', "positions": torch.arange(self.seq_len)')
     return filled(_JOB, parts)
+
+
+def counting(beside: str = "") -> str:
+    """Return the code of a data set of synthetic tokens. `beside` is code for more entries of its inputs."""
+    return filled(_COUNTING, {"BESIDE": beside})
 
 
 def _import_lines(plain: list[str], names: dict[str, list[str]]) -> str:

@@ -16,9 +16,11 @@ from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder
 from hpgo.jobs.torchtitan import (
     ALLOCATOR,
     DATASET,
+    DATASET_CODE,
     SAVE,
     STEP_LINE,
     TOKENIZER,
+    counting,
     holds_of,
     notes_of,
 )
@@ -39,13 +41,7 @@ It registers `planned`, and `planned_smoke`: the same model with synthetic token
 
 __IMPORTS__
 
-# A folder of parquet, JSON or text files, or a name on the hub, with a column named text.
-DATASETS["text"] = DatasetConfig(
-    path="",
-    loader=lambda path: load_dataset(path, split="train", streaming=True),
-    sample_processor=lambda sample: sample["text"],
-)
-SPEC = get_train_spec(__PACKAGE__)
+__DATASET__SPEC = get_train_spec(__PACKAGE__)
 MODELS = __MODELS__
 
 
@@ -57,16 +53,7 @@ def synthetic_tokens(dp_world_size, dp_rank, tokenizer, job_config):
     )
 
 
-class Counting(IterableDataset):
-    def __init__(self, vocab_size, seq_len, seed):
-        self.vocab_size, self.seq_len, self.seed = vocab_size, seq_len, seed
-
-    def __iter__(self):
-        chance = torch.Generator().manual_seed(self.seed)
-        while True:
-            start = torch.randint(self.vocab_size, (1,), generator=chance)
-            tokens = (start + torch.arange(self.seq_len + 1)) % self.vocab_size
-            yield {"input": tokens[:-1]}, tokens[1:]
+__COUNTING__
 
 
 register_train_spec("planned", replace(SPEC, model_args=MODELS))
@@ -209,6 +196,8 @@ def _job_model(model: Transformer | None) -> str:
         "IMPORTS": filled(_IMPORTS, {"MORE": more, "MODEL": imports}),
         "PACKAGE": package,
         "MODELS": models,
+        "DATASET": DATASET_CODE,
+        "COUNTING": counting().rstrip(),
     }
     return filled(_JOB, parts)
 
