@@ -54,6 +54,8 @@ MORE = (
     "hpgo.hardware.cluster.Device",
     "hpgo.hardware.cluster.Link",
     "hpgo.hardware.cluster.Node",
+    "hpgo.jobs.files",
+    "hpgo.jobs.save",
     "hpgo.programs.schedule.ScheduleFamily",
     "hpgo.llm.comparison.Comparison",
     "hpgo.llm.device_record.AttentionTime",

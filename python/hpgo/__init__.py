@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # The names that `__getattr__` imports.
     from hpgo import draw as draw
     from hpgo import errors as errors
     from hpgo import export as export
-    from hpgo import jobs as jobs
     from hpgo import launch as launch
     from hpgo import runtime as runtime
     from hpgo._core import __version__ as __version__
@@ -104,7 +103,7 @@ _PUBLIC: dict[str, str] = {
 }
 """Module that defines each public name."""
 
-_MODULES = ("draw", "errors", "export", "jobs", "launch", "runtime")
+_MODULES = ("draw", "errors", "export", "launch", "runtime")
 """Public modules, for names such as `hpgo.draw.save`."""
 
 __all__ = [*_MODULES, *_PUBLIC]  # noqa: PLE0604 -- the names are strings

@@ -1,7 +1,9 @@
 """Job folders: everything that starts a plan with its framework on a cluster, beginning with a smoke run.
 
-hpgo.jobs.files(plan, on="slurm")  # texts by file name
-hpgo.jobs.save(plan, "job/", on="slurm")  # writes them
+from hpgo import jobs
+
+jobs.files(plan, on="slurm")  # texts by file name
+jobs.save(plan, "job/", on="slurm")  # writes them
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The files of a job folder: the parts of a framework, the scripts of a launcher, and what holds for all.
 
-hpgo.jobs.files(plan, on="slurm")  # texts by file name
-hpgo.jobs.save(plan, "job/", on="slurm")  # writes them
+from hpgo import jobs
+
+jobs.save(plan, "job/", on="slurm")  # writes them
 """
 
 from __future__ import annotations
