@@ -37,7 +37,8 @@ from hpgo.llm.stack import Stack, stack_of
 from hpgo.llm.step_range import RELATIVE_ERROR, StepKind, kind_of, log_sd
 from hpgo.llm.step_time import PipelineStages
 from hpgo.llm.validated_features import family, features_of
-from hpgo.model.transformer import Latent, Transformer
+from hpgo.model.blocks import Latent
+from hpgo.model.transformer import Transformer
 from hpgo.model.transformer_presets import TRANSFORMERS
 from hpgo.show import llm_report
 

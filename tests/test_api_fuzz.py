@@ -26,7 +26,7 @@ from hpgo.draw.options import DrawOptions as PictureOptions
 from hpgo.hardware import cluster as machine
 from hpgo.llm.estimate import StageEstimate
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
-from hpgo.model.transformer import Latent
+from hpgo.model.blocks import Block, Latent
 from hpgo.planning import plans
 from hpgo.planning.chain.search import PartitionOptions as ChainOptions
 from hpgo.planning.plans import ScheduleChoice
@@ -384,7 +384,11 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Transformer.holds_experts": (TRANSFORMER.holds_experts, {"layer": 1}),
             "Transformer.kind": (TRANSFORMER.kind, {"layer": 1}),
             "Transformer.kind_parameters": (TRANSFORMER.kind_parameters, {"kind": TRANSFORMER.kind(1)}),
-            "Transformer.ffn_parameters": (TRANSFORMER.ffn_parameters, {"width": 16}),
+            "Transformer.block": (TRANSFORMER.block, {"kind": TRANSFORMER.kind(1)}),
+            "Transformer.from_blocks": (
+                hpgo.Transformer.from_blocks,
+                {"hidden": 8, "vocab": 16, "blocks": [Block(name="plain")], "pattern": ["plain"]},
+            ),
             "Transformer.layer_parameters": (TRANSFORMER.layer_parameters, {"layer": 1}),
             "Transformer.parameters_by_part": (TRANSFORMER.parameters_by_part, {}),
             "Layer.with_consistent_split": (PROFILE.layers[0].with_consistent_split, {}),

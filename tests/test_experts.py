@@ -28,8 +28,9 @@ from hpgo.llm.layer_time import EMBEDDING, HEAD, end_times, layer_times
 from hpgo.llm.memory import expert_parameters, parameters, saved_activation_bytes, stage_memory
 from hpgo.llm.parallelism import ParallelismConfig, stage_layers
 from hpgo.llm.step_time import LayerCosts, PipelineStages
+from hpgo.model.blocks import Latent
 from hpgo.model.formats.transformers import of_document
-from hpgo.model.transformer import Kind, Latent
+from hpgo.model.transformer import Kind
 from hpgo.model.transformer_presets import TRANSFORMERS
 
 MIXTRAL = hpgo.Transformer(
@@ -122,7 +123,8 @@ def test_what_a_layer_keeps_of_routed_rows_is_inputs_and_inner_values_of_each() 
         more = saved_activation_bytes(one.of(EXPERTS), recomputed=False) - saved_activation_bytes(
             replace(one, model=replace(MIXTRAL, ffn=0)), recomputed=False
         )
-        assert more == pytest.approx(2 * rows * (1024 + 3 * 3584) + 8 * 2048 / tensor * 8)
+        beside = 4 * 2048 * 1024 / tensor  # the inputs of the norm and of the router
+        assert more == pytest.approx(2 * rows * (1024 + 3 * 3584) + 8 * 2048 / tensor * 8 + beside)
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
@@ -273,8 +275,10 @@ def test_parameters_of_all_gpus_are_the_models(model, tensor: int, expert: int, 
     experts = [expert_parameters(stages.context, part) for part in parts]
     others = [parameters(stages.context, part) - held for part, held in zip(parts, experts, strict=True)]
     assert sum(experts) * expert == pytest.approx(model.parameters_by_part()["experts"])
-    whole = model.parameters_by_part()["norms"] + model.layers * model.latent_parameters
-    whole += model.expert_layers * model.router_parameters
+    whole = model.parameters_by_part()["norms"] + model.expert_layers * model.hidden * model.experts
+    if (latent := model.latent) is not None:  # both vectors' matrices and norms, and the keys that carry positions
+        narrow = (model.hidden + 1) * (latent.q_rank + latent.kv_rank) + model.hidden * latent.rope_dim
+        whole += model.layers * narrow
     everywhere = tensor * sum(others) - (tensor - 1) * whole
     assert everywhere + sum(experts) * expert == pytest.approx(model.parameters, rel=1e-12)
 
@@ -311,7 +315,7 @@ def test_the_first_stage_holds_the_dense_layers() -> None:
     held = [dict(stage.memory_bytes)["weights"] for stage in one.stages]
     words = 2 * DEEPSEEK.vocab * DEEPSEEK.hidden
     # Dense networks are as large as half of the experts here.
-    alone = DEEPSEEK.router_parameters + DEEPSEEK.ffn_parameters(DEEPSEEK.shared_ffn)
+    alone = DEEPSEEK.hidden * (DEEPSEEK.experts + 3 * DEEPSEEK.shared_ffn)
     assert held[1] - (held[0] - words) == 2 * 2 * alone
     assert [stage.layers for stage in one.stages] == [((0, 4),), ((4, 8),), ((8, 12),), ((12, 13),)]
 

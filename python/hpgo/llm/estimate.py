@@ -19,7 +19,7 @@ from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.device_record import DeviceRecord
 from hpgo.llm.frameworks import framework_support, is_framework
 from hpgo.llm.gpus import Gpus
-from hpgo.llm.layer_context import VALUE, LayerContext, pairs_seen
+from hpgo.llm.layer_context import VALUE, LayerContext
 from hpgo.llm.memory import SAVED, PipelineRankLayers, activations, allocator_cached_bytes, parameters, stage_memory
 from hpgo.llm.parallelism import (
     DEGREES,
@@ -592,7 +592,7 @@ def stages_of(
     check_degrees(model, config, seq_length=seq_length)
     config = replace(config, dp=data_degree(config, gpus.count))
     check_batch(config, global_batch_size)
-    context = LayerContext(model, config, gpus, constants, seq_length)
+    context = LayerContext(model, config, gpus, constants, seq_length, model.kind(0))
     return PipelineStages(context, config.micro_batches(global_batch_size))
 
 
@@ -742,15 +742,13 @@ def model_flop(model: Transformer, seq_length: int, global_batch_size: int) -> f
     """Return the operations that a step needs, forward and backward, as `LlmEstimate.model_flop` counts them."""
     # Looking up an embedding takes no operations. A tied one counts once, for its use as the LM head.
     weights = model.active_parameters - (0 if model.tied else model.vocab * model.hidden)
-    weights -= model.positions * model.hidden
+    weights -= model.positions * model.hidden + (0 if model.tower is None else model.tower.parameters)
     # Each layer for multi-token prediction runs the LM head again. The experts that a token does not use are idle.
     if model.further_tokens:
-        idle = (model.experts - model.experts_per_token) * model.expert_parameters
-        idle = idle if model.further_kind.experts else 0
+        idle = model.block(model.further_kind).idle_parameters(model.hidden)
         weights += model.further_parameters + model.further_tokens * (model.vocab * model.hidden - idle)
-    widths = model.heads * (model.head_dim + model.value_dim)
-    seen = sum(pairs_seen(kind, seq_length) for kind in kinds_of(model))
-    return (6.0 * weights + 6 * seq_length * widths * seen) * global_batch_size * seq_length
+    seen_flop = sum(model.block(kind).seen_flop_per_token(seq_length) for kind in kinds_of(model))
+    return (6.0 * weights + 3 * seen_flop) * global_batch_size * seq_length
 
 
 def profile_of(

@@ -1,6 +1,6 @@
 """Terms that experts add: their GEMMs, the router, the all-to-all, and their memory.
 
-A layer has `experts` networks, of which each token uses `experts_per_token`. GPUs of an expert-parallel group hold
+A layer has several networks, of which each token uses some. GPUs of an expert-parallel group hold
 whole experts. Tokens are assumed to be spread evenly over GPUs and experts, which routers are trained for.
 """
 
@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpgo.llm.layer_context import VALUE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hpgo.llm.layer_context import LayerContext
+    from hpgo.model.blocks import Experts
 
 
 class PassTime(NamedTuple):
@@ -37,6 +40,21 @@ class PassTime(NamedTuple):
             factor * self.forward_s, factor * self.backward_s, factor * self.recompute_s, factor * self.weight_grad_s
         )
 
+    @classmethod
+    def total(cls, passes: Iterable[PassTime]) -> PassTime:
+        """Return the sum of passes that are repeated as they are.
+
+        >>> PassTime.total([PassTime(1.0, 2.0), PassTime(1.0, 3.0)]).backward_s
+        5.0
+        """
+        found = NOTHING
+        for one in passes:
+            found = cls(
+                found.forward_s + one.forward_s, found.backward_s + one.backward_s,
+                weight_grad_s=found.weight_grad_s + one.weight_grad_s,
+            )  # fmt: skip
+        return found
+
 
 NOTHING = PassTime(0.0, 0.0)
 
@@ -46,16 +64,16 @@ def routed_tokens(context: LayerContext) -> float:
     return context.tokens / context.between
 
 
-def routed_rows(context: LayerContext) -> float:
+def routed_rows(context: LayerContext, sparse: Experts) -> float:
     """Return the rows that one GPU's experts compute: one for each token and each of its experts."""
-    return routed_tokens(context) * context.model.experts_per_token
+    return routed_tokens(context) * sparse.per_token
 
 
 def expert_weights(context: LayerContext) -> float:
     """Return the parameters of a layer's experts on one GPU."""
-    if not context.kind.experts:
+    if (sparse := context.block.experts) is None:
         return 0.0
-    return context.model.experts / context.config.ep * context.model.expert_parameters
+    return sparse.count / context.config.ep * sparse.each_parameters(context.model.hidden)
 
 
 def saved_by_experts(context: LayerContext, each: float) -> float:
@@ -63,69 +81,73 @@ def saved_by_experts(context: LayerContext, each: float) -> float:
 
     `each` is the number of bytes of a GEMM input.
     """
-    if not context.kind.experts:
+    if (sparse := context.block.experts) is None:
         return 0.0
-    model = context.model
     # A row saves the inputs of both GEMMs, and the results of the first one for the activation's backward pass. The
     # router adds 8 bytes per token and expert: scores and probabilities in fp32.
-    row = each * (model.hidden + model.expert_ffn) + VALUE * context.inner * model.expert_ffn
-    return routed_rows(context) * row + 8 * routed_tokens(context) * model.experts
+    row = each * (_width(context, sparse) + sparse.width) + VALUE * sparse.inner * sparse.width
+    return routed_rows(context, sparse) * row + 8 * routed_tokens(context) * sparse.count
+
+
+def _width(context: LayerContext, sparse: Experts) -> int:
+    """Return the width of the vectors that experts read and write."""
+    return sparse.hidden or context.model.hidden
 
 
 def experts(context: LayerContext) -> PassTime:
     """Return the time of the experts' GEMMs. One kernel computes all experts of a GPU."""
-    if not context.kind.experts:
+    if (sparse := context.block.experts) is None:
         return NOTHING
-    model, constants = context.model, context.constants
-    mine = model.experts / context.config.ep
-    each = routed_rows(context) / mine
+    constants, h = context.constants, _width(context, sparse)
+    mine = sparse.count / context.config.ep
+    each = routed_rows(context, sparse) / mine
 
     # `grouped_gemm_efficiency` scales the rate only. The launch overhead is that of any kernel, so it is excluded.
     def grouped_s(width: float, terms: float) -> float:
         all_s = context.gemm_s(each, width, terms, count=mine) - constants.gemm_overhead_s
         return all_s / constants.grouped_gemm_efficiency + constants.gemm_overhead_s
 
-    forward_s = grouped_s(context.inner * model.expert_ffn, model.hidden) + grouped_s(model.hidden, model.expert_ffn)
+    forward_s = grouped_s(sparse.inner * sparse.width, h) + grouped_s(h, sparse.width)
     return PassTime(forward_s, 2 * forward_s, weight_grad_s=forward_s)
 
 
 def router(context: LayerContext) -> PassTime:
     """Return the time of router scores, of the permutation of rows to expert order and back, and of activations."""
-    if not context.kind.experts:
+    if (sparse := context.block.experts) is None:
         return NOTHING
-    model, tokens = context.model, routed_tokens(context)
+    tokens = routed_tokens(context)
     # Frameworks do not run the router's GEMM in FP8 or FP4, since a small error would change the chosen experts.
-    gemm_s = context.gemm_s(tokens, model.experts, model.hidden, wide=True)
-    scores_s = gemm_s + context.moved_s(20 * tokens * model.experts)
+    gemm_s = context.gemm_s(tokens, sparse.count, context.model.hidden, wide=True)
+    scores_s = gemm_s + context.moved_s(20 * tokens * sparse.count)
     # Each permutation reads and writes a row. The weighted sum reads it once more.
-    moved = routed_rows(context) * (10 * model.hidden + (2 + 2 * context.inner) * model.expert_ffn)
+    moved = routed_rows(context, sparse) * (10 * _width(context, sparse) + (2 + 2 * sparse.inner) * sparse.width)
     moved_s = context.moved_s(moved) * context.constants.routed_row_factor
     return PassTime(scores_s + moved_s, 2 * scores_s + 1.5 * moved_s, weight_grad_s=gemm_s)
 
 
 def ep_all_to_all(context: LayerContext) -> PassTime:
     """Return the time of dispatch and combine. The backward pass sends the same bytes of gradients."""
-    once_s = 2 * context.constants.all_to_all_time_factor * _all_to_all_s(context)
+    if context.config.ep == 1 or (sparse := context.block.experts) is None:
+        return NOTHING
+    once_s = 2 * context.constants.all_to_all_time_factor * _all_to_all_s(context, sparse)
     return PassTime(once_s, once_s)
 
 
-def _all_to_all_s(context: LayerContext) -> float:
+def _all_to_all_s(context: LayerContext, sparse: Experts) -> float:
     """Return the seconds in which each GPU sends its rows to the GPUs of their experts.
 
     A token is sent to another node once, and is forwarded inside that node (DeepSeek-V3, arXiv 2412.19437, 3.2.2). So
     the bytes between nodes follow from the number of nodes that hold experts of the token.
     """
-    config, model, gpus, constants = context.config, context.model, context.gpus, context.constants
-    if config.ep == 1 or not context.kind.experts:
-        return 0.0
-    each = VALUE * model.hidden * routed_tokens(context)
-    inside = each * model.experts_per_token * (config.ep - 1) / config.ep
+    config, gpus, constants = context.config, context.gpus, context.constants
+    each = VALUE * _width(context, sparse) * routed_tokens(context)
+    inside = each * sparse.per_token * (config.ep - 1) / config.ep
     moved_s = inside / (gpus.inside.collective_bytes_per_s * constants.nvlink_efficiency)
     latency_s = gpus.inside.latency_s
     nodes = -(-config.ep // gpus.gpus_per_node)
     if nodes > 1:
         # Both legs of a token's route run at the same time for different tokens, so the slower one decides.
-        met = _nodes_met(model.expert_groups, model.groups_per_token, model.experts_per_token, nodes)
+        met = _nodes_met(sparse.groups, sparse.groups_per_token, sparse.per_token, nodes)
         sent = each * met * (nodes - 1) / nodes
         moved_s = max(moved_s, sent / (gpus.adapter_bytes_per_s * constants.all_to_all_nic_efficiency))
         latency_s += gpus.adapter_latency_s

@@ -7,6 +7,8 @@ from itertools import product
 from math import gcd
 from typing import TYPE_CHECKING
 
+from hpgo.llm.parallelism import tensor_sizes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -26,7 +28,7 @@ def smaller_parts(cluster: Cluster, model: Transformer, global_batch_size: int) 
     [(2, 64), (1, 72), (1, 64)]
     """
     each = cluster.nodes[0].count
-    divided = global_batch_size * gcd(model.heads, model.kv_heads, model.ffn, model.shared_ffn) << each.bit_length()
+    divided = global_batch_size * gcd(*(count for _, count in tensor_sizes(model))) << each.bit_length()
     gpus = [count for count in range(1, each + 1) if count == each or divided % count == 0]
     counts = product(range(1, len(cluster.nodes) + 1), gpus)
     # Only the last node may have fewer GPUs than the others.

@@ -160,7 +160,9 @@ class FrameworkSupport(Record):
         # Options describe whole families of models, so each combination without an option is listed here. The first
         # difference found is the one that the error names.
         what = None
-        if self.shape == "llama" and (model.experts or model.latent is not None):
+        if model.blocks:
+            what = _unusual(model)
+        elif self.shape == "llama" and (model.experts or model.latent is not None):
             what = "experts" if model.experts else "latent attention"
         elif model.norms_per_layer != 2:
             what = f"{model.norms_per_layer} norms per layer"
@@ -409,6 +411,18 @@ SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
     ("deepspeed", "0.19"): DEEPSPEED,
 }
 """Supported configurations by the name and version of `hpgo.programs.frameworks`."""
+
+
+def _unusual(model: Transformer) -> str:
+    """Return what a model of other blocks than a plain decoder's has, in a few words."""
+    held = [one for block in model.blocks for one in block.attention]
+    if any(block.scans for block in model.blocks):
+        return "state-space scans or linear attention"
+    if any(one.sinks for one in held):
+        return "attention sinks"
+    if any(one.chunk for one in held):
+        return "attention in chunks of tokens"
+    return "gated attention" if any(one.gate for one in held) else "its pattern of blocks"
 
 
 def is_framework(name: str) -> bool:

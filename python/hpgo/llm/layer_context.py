@@ -17,24 +17,13 @@ if TYPE_CHECKING:
     from hpgo.llm.constants import Constants
     from hpgo.llm.gpus import Gpus, Ring
     from hpgo.llm.parallelism import ParallelismConfig
+    from hpgo.model.blocks import Block
     from hpgo.model.transformer import Kind, Transformer
 
 VALUE = 2
 """Bytes of an activation in 16 bits, and of a weight as GEMMs read it."""
 NARROW = {"fp8": 1.0, "fp4": 0.5}
 """Bytes of a GEMM input in a narrow format. Transformer Engine saves the input for the backward pass in that format."""
-
-
-def pairs_seen(kind: Kind, seq_length: int) -> float:
-    """Return the share of all pairs of tokens that attention computes: no masked pair, and none outside the window.
-
-    >>> from hpgo.model.transformer import Kind
-    >>> [pairs_seen(Kind(window=tokens), 4096) for tokens in (0, 4096, 1024)]
-    [0.5, 0.5, 0.21875]
-    """
-    # A band of this relative width below the diagonal: its parallelogram, minus the triangle cut off at the start.
-    share = min(1.0, kind.window / seq_length) if kind.window else 1.0
-    return share * (1 - share / 2)
 
 
 def wave_tiles(rows: float, width: float, count: float, constants: Constants, processors: int) -> float:
@@ -93,45 +82,14 @@ class LayerContext:
         return self.config.micro_batch_size * self.seq_length // self.config.cp
 
     @property
-    def queries(self) -> int:
-        """Width of all queries of a layer, over all GPUs."""
-        return self.model.heads * self.model.head_dim
-
-    @property
-    def keys(self) -> int:
-        """Width of all keys of a layer, over all GPUs."""
-        return self.model.kv_heads * self.model.head_dim
-
-    @property
-    def values(self) -> int:
-        """Width of all values of a layer, over all GPUs."""
-        return self.model.kv_heads * self.model.value_dim
-
-    @property
-    def mixed(self) -> int:
-        """Width of the attention result, over all heads and GPUs."""
-        return self.model.heads * self.model.value_dim
-
-    @property
-    def narrow(self) -> int:
-        """Width of the compressed vectors of latent attention; 0 without it."""
-        latent = self.model.latent
-        return 0 if latent is None else (latent.q_rank or 0) + latent.kv_rank + latent.rope_dim
-
-    @property
-    def ffn(self) -> int:
-        """Inner width of the feed-forward network that all tokens of a layer use; 0 if there is none."""
-        return self.model.shared_ffn if self.kind.experts else self.model.ffn
+    def block(self) -> Block:
+        """Operators of the layer that a term is evaluated for."""
+        return self.model.block(self.kind)
 
     @property
     def between(self) -> int:
         """GPUs that divide norms, dropout and residual additions by tokens (sequence parallelism)."""
         return self.config.tp if self.config.sequence_parallel else 1
-
-    @property
-    def inner(self) -> int:
-        """Number of matrices into the inner width of a feed-forward network: 2 if it is gated."""
-        return 2 if self.model.gated else 1
 
     @property
     def tensor_ring(self) -> Ring:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.llm.cuda_graphs import launched_s
 from hpgo.llm.experts import NOTHING, PassTime, ep_all_to_all, expert_weights, experts, router
-from hpgo.llm.layer_context import NARROW, VALUE, pairs_seen
+from hpgo.llm.layer_context import NARROW, VALUE
+from hpgo.llm.matrices import linear
 from hpgo.llm.parallelism import MAX_ZERO
 from hpgo.llm.recompute import repeated_s
 
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
 
     from hpgo.llm.amounts import Amount
     from hpgo.llm.layer_context import LayerContext
+    from hpgo.model.blocks import Attention
 
 
 _OVERLAPPED = {False: 0.39, True: 0.46}
 """Exposed share of the communication of sequence parallelism if GEMMs overlap it: of Transformer Engine's Userbuffers,
 and of torch.compile's pieces where DTensor shards matrices. They are the shares of the stacks `te-hopper` and
 `torchtitan-async-tp`, fitted to published steps on H100."""
+
+
+_SCAN_RATE = 0.5
+"""Rate of scans as a share of the rate of fused attention. Not measured."""
 
 
 class Term(NamedTuple):
@@ -97,59 +103,57 @@ class StagePasses(NamedTuple):
         return self.backward_s - self.weight_grad_s
 
 
-def linear(context: LayerContext) -> PassTime:
-    """Return the time of GEMMs with weights: four matrices, or five in gated layers; twice in the backward pass."""
-    # Each weight takes two GEMMs in the backward pass: one for the input's gradient and one for the weight's.
-    tp, tokens, h, f = context.config.tp, context.tokens, context.model.hidden, context.ffn
-    forward_s = _qkv_s(context) + context.gemm_s(tokens, h, context.mixed / tp)
-    if f:
-        forward_s += context.gemm_s(tokens, context.inner * f / tp, h) + context.gemm_s(tokens, h, f / tp)
-    return PassTime(forward_s, 2 * forward_s, weight_grad_s=forward_s)
-
-
-def _qkv_s(context: LayerContext) -> float:
-    """Return the seconds of the GEMMs that compute queries, keys and values."""
-    tp, tokens, latent = context.config.tp, context.tokens, context.model.latent
-    if latent is None:
-        return context.gemm_s(tokens, (context.queries + context.keys + context.values) / tp, context.model.hidden)
-    # Tensor parallelism does not shard the matrices that compress. With sequence parallelism each GPU compresses its
-    # own tokens; without it, every tensor-parallel GPU compresses all of them.
-    made_s = context.gemm_s(tokens / context.between, context.narrow, context.model.hidden)
-    plain = context.model.heads * (context.model.head_dim - latent.rope_dim)
-    made_s += context.gemm_s(tokens, (plain + context.values) / tp, latent.kv_rank)
-    return made_s + context.gemm_s(tokens, context.queries / tp, latent.q_rank or context.model.hidden)
-
-
 def attention(context: LayerContext) -> PassTime:
     """Return the time of scores and of the weighted sum: 4·b·s²·q/(c·t) operations, fewer where a kernel skips some."""
+    return PassTime.total(_attention(context, one) for one in context.block.attention)
+
+
+def _attention(context: LayerContext, one: Attention) -> PassTime:
     config, constants = context.config, context.constants
     pairs = config.micro_batch_size * context.seq_length * context.seq_length / config.cp
-    flop = 2 * pairs * (context.queries + context.mixed) / config.tp
+    flop = 2 * pairs * (one.queries + one.mixed) / config.tp
     # Fused kernels skip blocks of masked scores. Unfused GEMMs compute all scores and mask them afterwards.
     if config.flash_attention:
-        flop *= pairs_seen(context.kind, context.seq_length)
+        flop *= one.seen(context.seq_length)
         rate = context.gpus.attention_flop_per_s * constants.attention_efficiency / constants.attention_time_factor
         rate *= context.gpus.attention_share(context.seq_length / config.cp)
         forward_s = flop / rate + _ring_steps(context) * constants.gemm_overhead_s
         return PassTime(forward_s, constants.attention_backward_factor * forward_s)
-    aligned = 1.0 if context.model.head_dim % 8 == 0 else constants.misaligned_head_factor
+    aligned = 1.0 if one.head_dim % 8 == 0 else constants.misaligned_head_factor
     rate = context.gpus.wide_flop_per_s * constants.unfused_attention_efficiency * aligned
     gemms_s = flop / rate + 2 * _ring_steps(context) * constants.gemm_overhead_s
     # Forward, of each score: written by the GEMM, read and written by the softmax, and by dropout with its mask, then
     # read. Backward: the gradients of all these, and the result of the softmax once more.
-    scores = pairs * context.model.heads / config.tp
+    scores = pairs * one.heads / config.tp
     return PassTime(gemms_s + context.moved_s(13 * scores), 2 * gemms_s + context.moved_s(17 * scores))
+
+
+def scans(context: LayerContext) -> PassTime:
+    """Return the time of state-space scans and of linear attention.
+
+    Their kernels are assumed to reach half the rate of fused attention, since their products are smaller; no published
+    step has measured it.
+    """
+    block = context.block
+    if not block.scans:
+        return NOTHING
+    constants, tokens, tp = context.constants, context.tokens, context.config.tp
+    flop = tokens * sum(one.flop_per_token() for one in block.scans) / tp
+    rate = context.gpus.attention_flop_per_s * constants.attention_efficiency * _SCAN_RATE
+    # Kernels exchange the state of each chunk through memory, in 32 bits: written once, and read once.
+    states = sum(one.heads * one.key_dim * one.value_dim / one.chunk for one in block.scans) / tp
+    forward_s = flop / rate + context.moved_s(8 * tokens * states) + len(block.scans) * constants.gemm_overhead_s
+    return PassTime(forward_s, constants.attention_backward_factor * forward_s)
 
 
 def elementwise(context: LayerContext) -> PassTime:
     """Return the time of norms, residual additions, activations and dropout, which memory bandwidth limits."""
     # `outside` are the norms, dropout and residual additions between the GEMM pairs, which only sequence parallelism
     # divides. `inside` are activations and position embeddings between GEMMs, which tensor parallelism divides.
-    tokens = context.tokens
-    outside = 20 * tokens * context.model.hidden / context.between
-    inside = (4 + 2 * (context.inner - 1)) * tokens * context.ffn
-    inside += 4 * tokens * (context.queries + context.keys + context.values)
-    moved = outside + inside / context.config.tp + 8 * tokens * context.narrow / context.between
+    tokens, block = context.tokens, context.block
+    outside = 10 * block.parts * tokens * context.model.hidden / context.between
+    inside = (4 + 2 * (block.inner - 1)) * tokens * block.ffn + 4 * tokens * (block.columns + block.channels)
+    moved = outside + inside / context.config.tp + 8 * tokens * block.narrow / context.between
     factor = 1.0 if context.config.fused_elementwise else context.constants.unfused_elementwise_factor
     forward_s = context.moved_s(moved * factor)
     return PassTime(forward_s, 1.5 * forward_s)
@@ -160,15 +164,18 @@ def quantize(context: LayerContext) -> PassTime:
     each, tp, tokens = NARROW.get(context.config.precision), context.config.tp, context.tokens
     if each is None:
         return NOTHING
-    h, moved = context.model.hidden, VALUE + 2 * each
-    inputs = 2 * h / context.between + (context.mixed + context.ffn) / tp
+    block, h, moved = context.block, context.block.parts * context.model.hidden, VALUE + 2 * each
+    inputs = h / context.between + (block.rows + block.ffn) / tp
     # The backward pass casts gradients of GEMM results.
-    outputs = 2 * h + (context.queries + context.keys + context.values + context.inner * context.ffn) / tp
+    outputs = h + (block.columns + block.inner * block.ffn) / tp
     return PassTime(context.moved_s(moved * tokens * inputs), context.moved_s(moved * tokens * outputs))
 
 
 def tp_comm(context: LayerContext) -> PassTime:
-    """Return the time of two all-reduces of 2·T·h bytes in each pass, or of their halves with sequence parallelism."""
+    """Return the time of an all-reduce of 2·T·h bytes for each part of a layer, or of its halves.
+
+    A layer of attention and a network takes two all-reduces in each pass, or their halves with sequence parallelism.
+    """
     moved, ring = VALUE * context.tokens * context.model.hidden, context.tensor_ring
     # Sequence parallelism replaces each all-reduce by a reduce-scatter and an all-gather at different places. These
     # can't use NCCL's trees, so the time is that of two ring passes.
@@ -178,8 +185,8 @@ def tp_comm(context: LayerContext) -> PassTime:
         once_s = 2 * _exposed_fraction(context) * context.all_gather_s(ring, moved)
     else:
         once_s = context.all_reduce_s(ring, moved)
-    once_s *= context.constants.tp_time_factor
-    return PassTime(2 * once_s, 2 * once_s)
+    each_s = context.block.parts * context.constants.tp_time_factor * once_s
+    return PassTime(each_s, each_s)
 
 
 def _exposed_fraction(context: LayerContext) -> float:
@@ -206,7 +213,9 @@ def cp_comm(context: LayerContext) -> PassTime:
     config = context.config
     if config.cp == 1:
         return NOTHING
-    held = VALUE * context.tokens * (context.keys + context.values) / config.tp
+    held = VALUE * context.tokens * (context.block.keys + context.block.values) / config.tp
+    if held == 0:
+        return NOTHING
     if context.kind.window:
         # In layers with a window, Transformer Engine gathers all keys and values before attention starts, so attention
         # cannot hide it. The backward pass gathers them again, and reduces their gradients.
@@ -256,7 +265,7 @@ def param_all_gather(context: LayerContext) -> PassTime:
             reduce_s += max(inside_s, over_s) if config.overlap_dp_comm else inside_s + over_s
     gather_s *= context.constants.gather_time_factor
     reduce_s *= context.constants.gather_time_factor
-    passes = [term(context) for term in (linear, attention, elementwise, quantize, experts, router)]
+    passes = [term(context) for term in (linear, attention, scans, elementwise, quantize, experts, router)]
     forward_s, backward_s = sum(one.forward_s for one in passes), sum(one.backward_s for one in passes)
     again_s = sum(one.recompute_s for one in passes)
     # The backward pass gathers the weights again, and reduces the gradients. A recomputed forward pass hides more.
@@ -330,14 +339,11 @@ def mtp(context: LayerContext) -> PassTime:
 
 def layer_weights(context: LayerContext) -> float:
     """Return the parameters of a layer on one GPU: matrices divided by tp, whole norms, and the GPU's experts."""
-    model = context.model
-    norms = model.norms_per_layer + (3 if context.kind.further else 0)
+    model, block = context.model, context.block
     # Norms, the compression of latent attention and the router are replicated over tensor-parallel GPUs.
-    whole = norms * model.norm_parameters + model.latent_parameters
-    all_experts = 0
-    if context.kind.experts:
-        whole += model.router_parameters
-        all_experts = model.experts * model.expert_parameters
+    whole = block.whole_parameters(model.hidden, norm=model.norm_parameters)
+    whole += 3 * model.norm_parameters if context.kind.further else 0
+    all_experts = 0 if block.experts is None else block.experts.count * block.experts.each_parameters(model.hidden)
     divided = model.kind_parameters(context.kind) - whole - all_experts
     return divided / context.config.tp + whole + expert_weights(context)
 
@@ -345,6 +351,7 @@ def layer_weights(context: LayerContext) -> float:
 LAYER: dict[str, Term] = {
     "linear": Term("linear layers", linear),
     "attention": Term("attention", attention),
+    "scans": Term("state-space scans, linear attention", scans),
     "elementwise": Term("elementwise operations", elementwise),
     "quantize": Term("FP8/FP4 casts", quantize),
     "experts": Term("expert MLPs", experts),

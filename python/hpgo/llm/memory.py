@@ -114,8 +114,12 @@ def parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     model = context.model
     words = model.vocab * model.hidden / context.config.tp
     found = sum(count * context.once(layer_weights, kind) for (kind, _), count in held.layers.items())
-    found += held.embedding * (words + model.positions * model.hidden)
-    found += held.head * (model.norm_parameters + words * (not model.tied))
+    # All but the rows of the vocabulary is copied to each tensor-parallel GPU. A tower is before the first layer.
+    beside = model.embedding_parameters - model.vocab * model.hidden
+    beside += 0 if model.tower is None else model.tower.parameters
+    found += held.embedding * (words + beside)
+    own = 0 if model.tied else model.vocab * model.hidden
+    found += held.head * (model.head_parameters - own + own / context.config.tp)
     if not context.holds_embedding_twice:
         return found
     # A tied LM head is a copy of the embedding, which multi-token prediction on the same stage reads, too.
@@ -214,30 +218,32 @@ def saved_activation_bytes(context: LayerContext, *, recomputed: bool, cast: boo
 
     `cast` selects whether inputs of FP8 and FP4 GEMMs are saved in their narrow format.
     """
-    model, config, tokens = context.model, context.config, context.tokens
+    model, config, tokens, block = context.model, context.config, context.tokens, context.block
     if recomputed:
         # A layer for MTP also saves the token's embedding, and the input of its last norm.
         return (3 if context.kind.further else 1) * VALUE * tokens * model.hidden / context.between
     each = NARROW.get(config.precision, VALUE) if cast else VALUE
-    # Inputs of two norms and of two GEMMs; and, in stacks that still have dropout, its masks.
-    outside = (2 * VALUE + (0 if config.flash_attention else 2)) * tokens * model.hidden / context.between
-    outside += 2 * each * tokens * model.hidden / (1 if config.dtensor else context.between)
+    # Inputs of the norm and of the first GEMM of each part; and, in stacks that still have dropout, its mask.
+    part = tokens * model.hidden * block.parts
+    outside = (VALUE + (0 if config.flash_attention else 1)) * part / context.between
+    outside += each * part / (1 if config.dtensor else context.between)
     if context.kind.further:  # both inputs of the joining GEMM, before and after their norms, and the last norm's input
         outside += (3 * VALUE + 2 * each) * tokens * model.hidden / context.between
-    outside += 2 * VALUE * tokens * context.narrow / context.between + saved_by_experts(context, each)
+    outside += 2 * VALUE * tokens * block.narrow / context.between + saved_by_experts(context, each)
     # Attention saves its result in 16 bits, so the GEMM after it saves another copy in a narrow format.
-    kept = context.queries + context.keys + context.values + context.mixed + context.inner * context.ffn
-    inputs = context.ffn + (context.mixed if each < VALUE else 0)
+    kept = block.columns + block.channels + block.rows + block.inner * block.ffn
+    inputs = block.ffn + (block.rows if each < VALUE else 0)
     inside = tokens * (VALUE * kept + each * inputs) / config.tp - dropped_bytes(context, each)
     if config.recompute == "selective_op" and cast:
         # Saved are the layer's input and the results of attention, of every second GEMM and of reduce-scatters.
-        inside = VALUE * tokens * (context.queries + context.values + context.mixed + context.ffn) / config.tp
-        ends = (2 if context.ffn else 1) * VALUE * tokens * model.hidden / context.between
-        return ends + inside + VALUE * tokens * context.narrow / context.between + saved_by_experts(context, each) / 2
+        inside = VALUE * tokens * (block.columns - block.keys + block.rows + block.ffn) / config.tp
+        ends = (block.parts if block.ffn else 1) * VALUE * tokens * model.hidden / context.between
+        return ends + inside + VALUE * tokens * block.narrow / context.between + saved_by_experts(context, each) / 2
     modules = config.recompute_modules
     if config.flash_attention or (config.recompute == "selective" and (not modules or "core_attn" in modules)):
         return outside + inside
-    scores = model.heads * config.micro_batch_size * context.seq_length * context.seq_length / config.cp
+    heads = sum(one.heads for one in block.attention)
+    scores = heads * config.micro_batch_size * context.seq_length * context.seq_length / config.cp
     return outside + inside + 5 * scores / config.tp
 
 

@@ -573,6 +573,18 @@ def check_positions(model: Transformer, seq_length: int) -> None:
         )
 
 
+@lru_cache(maxsize=64)
+def tensor_sizes(model: Transformer) -> tuple[tuple[str, int], ...]:
+    """Return the sizes that the tensor-parallel degree must divide, each with what it counts.
+
+    >>> from hpgo.model.transformer_presets import TRANSFORMERS
+    >>> tensor_sizes(TRANSFORMERS["llama-3-8b"])
+    (('attention heads', 32), ('KV heads', 8), ('FFN size', 14336))
+    """
+    held = [model.block(kind).tensor_sizes for kind in model.kinds]
+    return tuple(dict.fromkeys((what, count) for sizes in held for what in sizes for count in sizes[what]))
+
+
 def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: int) -> None:
     """Raise ArgumentError unless `config` splits `model`, with the wrong degree and the nearest accepted ones.
 
@@ -582,16 +594,11 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
     hpgo.llm.parallelism.DegreeError: tp is 3, but it must divide the 32 attention heads of `llama-3-8b`
     """
     of_model = f"of `{model.name}`"
-    for count, what in (
-        (model.heads, "attention heads"),
-        (model.kv_heads, "KV heads"),
-        (model.ffn, "FFN size"),
-        (model.shared_ffn, "FFN size of shared experts"),
-    ):
+    for what, count in tensor_sizes(model):
         if count % config.tp:
             # The hint names divisors of all sizes at once. A divisor of this one could fail at the next.
-            fitting = divisors(gcd(model.heads, model.kv_heads, model.ffn, model.shared_ffn))
-            sizes = f"the {count} {what}" if "heads" in what else f"the {what} {count}"
+            fitting = divisors(gcd(*(count for _, count in tensor_sizes(model))))
+            sizes = f"the {what} {count}" if "size" in what else f"the {count} {what}"
             raise DegreeError(
                 f"tp is {config.tp}, but it must divide {sizes} {of_model}", nearest(config.tp, fitting), ("tp",)
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.llm.experts import routed_rows, saved_by_experts
 from hpgo.llm.layer_context import NARROW, VALUE
+from hpgo.llm.matrices import expanded_s, network_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ class Module(NamedTuple):
 
 def _norms(context: LayerContext) -> int:
     # Other norms are fused with the GEMM after them, which computes them again in any case.
-    return (1 if context.kind.experts else 0) + (1 if context.model.latent is not None else 0)
+    return (1 if context.kind.experts else 0) + (1 if context.block.latent is not None else 0)
 
 
 def _norm_results(context: LayerContext, each: float) -> float:
@@ -42,33 +43,28 @@ def _norms_s(context: LayerContext, _: Mapping[str, PassTime]) -> dict[str, floa
 
 
 def _expanded(context: LayerContext, _: float) -> float:
-    if context.model.latent is None:
-        return 0.0
-    return VALUE * context.tokens * (context.queries + context.keys + context.values) / context.config.tp
+    widths = sum(one.queries + one.keys + one.values for one in context.block.attention if one.latent is not None)
+    return VALUE * context.tokens * widths / context.config.tp
 
 
 def _expand_s(context: LayerContext, _: Mapping[str, PassTime]) -> dict[str, float]:
-    latent, tp = context.model.latent, context.config.tp
-    if latent is None:
-        return {}
-    plain = context.model.heads * (context.model.head_dim - latent.rope_dim)
-    gemms_s = context.gemm_s(context.tokens, (plain + context.values) / tp, latent.kv_rank)
-    gemms_s += context.gemm_s(context.tokens, context.queries / tp, latent.q_rank or context.model.hidden)
-    return {"linear": gemms_s, "elementwise": context.moved_s(2 * _expanded(context, VALUE))}
+    held = [(one, one.latent) for one in context.block.attention if one.latent is not None]
+    gemms_s = sum(expanded_s(context, one, latent) for one, latent in held)
+    return {"linear": gemms_s, "elementwise": context.moved_s(2 * _expanded(context, VALUE))} if held else {}
 
 
 def _network(context: LayerContext, each: float) -> float:
-    return context.tokens * (VALUE * context.inner + each) * context.ffn / context.config.tp
+    block = context.block
+    return context.tokens * (VALUE * block.inner + each) * block.ffn / context.config.tp
 
 
 def _network_s(context: LayerContext, passes: Mapping[str, PassTime]) -> dict[str, float]:
-    tokens, h, f = context.tokens, context.model.hidden, context.ffn / context.config.tp
-    if not f:
+    if (mlp := context.block.mlp) is None:
         return {}
-    gemms_s = context.gemm_s(tokens, context.inner * f, h) + context.gemm_s(tokens, h, f)
-    moved_s = context.moved_s((4 + 2 * (context.inner - 1)) * tokens * f)
-    # Tensor-parallel GPUs exchange the network's inputs and results again, half of a layer's communication.
-    return {"linear": gemms_s, "elementwise": moved_s, "tp_comm": passes["tp_comm"].recompute_s / 2}
+    moved_s = context.moved_s((4 + 2 * (mlp.inner - 1)) * context.tokens * (mlp.width / context.config.tp))
+    # Tensor-parallel GPUs exchange the network's inputs and results again, its part of a layer's communication.
+    again_s = passes["tp_comm"].recompute_s / context.block.parts
+    return {"linear": network_s(context, mlp), "elementwise": moved_s, "tp_comm": again_s}
 
 
 def _dense(context: LayerContext, each: float) -> float:
@@ -88,13 +84,14 @@ def _shared_s(context: LayerContext, passes: Mapping[str, PassTime]) -> dict[str
 
 
 def _rows(context: LayerContext, each: float) -> float:
-    return each * routed_rows(context) * context.model.expert_ffn if context.kind.experts else 0.0
+    sparse = context.block.experts
+    return 0.0 if sparse is None else each * routed_rows(context, sparse) * sparse.width
 
 
 def _rows_s(context: LayerContext, _: Mapping[str, PassTime]) -> dict[str, float]:
-    if not context.kind.experts:
+    if (sparse := context.block.experts) is None:
         return {}
-    moved = routed_rows(context) * 2 * (1 + context.inner) * context.model.expert_ffn
+    moved = routed_rows(context, sparse) * 2 * (1 + sparse.inner) * sparse.width
     return {"router": context.moved_s(moved) * context.constants.routed_row_factor}
 
 
@@ -113,7 +110,7 @@ def _attention_result(context: LayerContext, _: float) -> float:
     # statistics, 4 bytes per token and head, are not counted in either case.
     if not (context.config.flash_attention and context.config.precision in NARROW):
         return 0.0
-    return VALUE * context.tokens * context.mixed / context.config.tp
+    return VALUE * context.tokens * context.block.rows / context.config.tp
 
 
 def _attention_s(_: LayerContext, passes: Mapping[str, PassTime]) -> dict[str, float]:

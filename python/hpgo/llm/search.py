@@ -218,7 +218,7 @@ def plan_llm(
     # The framework decides the kernel options. The search varies degrees, ZeRO, schedule and recomputation only.
     config = ParallelismConfig(precision=precision, flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor)
     question = _Question(
-        LayerContext(model, config, Gpus.of(cluster, precision), constants, seq_length),
+        LayerContext(model, config, Gpus.of(cluster, precision), constants, seq_length, model.kind(0)),
         cluster, space, global_batch_size, reserved_bytes,
     )  # fmt: skip
     part, search, on_all = question.solve(top, fewer=devices is None)

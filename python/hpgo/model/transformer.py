@@ -7,46 +7,25 @@ tokens have the width `hidden` between layers.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpgo.base.checks import check_int, check_is
+from hpgo.base.checks import check_int, check_is, check_list
 from hpgo.base.divisors import divisors
-from hpgo.base.messages import pluralize
-from hpgo.base.validated import check_fields
+from hpgo.base.messages import join_words, pluralize, shorten
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.model.arithmetic import Arithmetic  # noqa: TC001 -- `check_fields` reads the annotation
+from hpgo.model.blocks import Attention, AttentionBias, Block, Experts, Latent, Mlp
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping, Sequence
 
 MAX_LAYERS = 10_000
 """Maximum number of layers of a transformer. Each layer becomes a row of numbers."""
-AttentionBias = Literal["none", "qkv", "all"]
-
-
-@dataclass(frozen=True, slots=True)
-class Latent:
-    """Multi-head latent attention: keys and values come from one narrow vector per token.
-
-    See DeepSeek-V2, arXiv 2405.04434, 2.1. Queries and keys of a head have the width `Transformer.head_dim`. Their last
-    `rope_dim` dimensions carry the position. This part of the keys is shared by all heads and is computed directly from
-    the layer's input.
-
-    >>> Latent(kv_rank=512, rope_dim=64, value_dim=128, q_rank=1536).kv_rank
-    512
-    """
-
-    kv_rank: int
-    """Width of the latent vector of keys and values."""
-    rope_dim: int
-    value_dim: int
-    """Width of a head's values."""
-    q_rank: int | None = None
-    """Width of the latent vector of queries. None: queries are computed from the layer's input."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class Kind(NamedTuple):
@@ -58,13 +37,73 @@ class Kind(NamedTuple):
     """Number of tokens in the attention window; 0 means the whole sequence."""
     further: bool = False
     """Whether this is a multi-token prediction layer, which follows all others and predicts a token after the next."""
+    name: str = ""
+    """Name of the block in `Transformer.blocks`; empty if the model has none."""
 
 
 PLAIN = Kind()
 """A dense layer with attention over the whole sequence."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class Tower(Record):
+    """An encoder of images or sounds, whose results take the place of tokens of the decoder.
+
+    >>> layer = Block(name="layer", attention=(Attention(heads=2, kv_heads=2, head_dim=4),), mlp=Mlp(width=16))
+    >>> Tower(hidden=8, blocks=(layer,), pattern=("layer",) * 2).parameters
+    1312
+    """
+
+    name: str = "vision"
+    hidden: int
+    """Width of a patch between layers."""
+    blocks: tuple[Block, ...]
+    pattern: tuple[str, ...]
+    """Name of the block of each layer."""
+    centred_norms: bool = False
+    """Whether norms subtract the mean and have biases."""
+    ends: Block | None = None
+    """Operators before and after the layers, such as the embedding of patches and the projection to the decoder."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_pattern(f"tower `{self.name}`", self.blocks, self.pattern)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        norm = self.hidden * (2 if self.centred_norms else 1)
+        each = {block.name: block.parameters(self.hidden, norm=norm) for block in self.blocks}
+        ends = 0 if self.ends is None else self.ends.parameters(self.hidden, norm=norm)
+        return ends + sum(each[name] for name in self.pattern)
+
+
+def check_pattern(what: str, blocks: Sequence[Block], pattern: Sequence[str]) -> None:
+    """Raise ArgumentError unless a pattern names blocks, each of which has another name.
+
+    >>> check_pattern("the model", [Block(name="a")], ["a", "b"])
+    Traceback (most recent call last):
+    hpgo.errors.ArgumentError: the pattern of the model names `b`, which is no block
+    """
+    for block in blocks:
+        check_is(f"a block of {what}", block, Block, "build it with `Block`")
+    if not pattern:
+        raise ArgumentError(f"the pattern of {what} is empty", "name the block of each layer")
+    for name in pattern:
+        check_is(f"a name in the pattern of {what}", name, str, "give the `name` of a block")
+    names = [block.name for block in blocks]
+    if len(set(names)) < len(names):
+        raise ArgumentError(f"two blocks of {what} have the same name", "give each another `name`")
+    for name in pattern:
+        if name not in names:
+            raise ArgumentError(
+                f"the pattern of {what} names `{shorten(name)}`, which is no block",
+                f"use {join_words(names, 'or')}" if names else "give `blocks`",
+                code="unknown_name",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Transformer:
     """A decoder of equal layers, except that only some may have experts, and only some a sliding window.
 
@@ -138,6 +177,18 @@ class Transformer:
     """Maximum sequence length in tokens of the model; 0 if it is not stated."""
     arithmetic: Arithmetic | None = None
     """Values that change results, but not costs. None: they are not stated."""
+    blocks: tuple[Block, ...] = ()
+    """Kinds of blocks of a model that the fields above can't describe; see `from_blocks`."""
+    pattern: tuple[str, ...] = ()
+    """Name of the block of each layer, if `blocks` are given."""
+    before: Block | None = None
+    """Further operators beside the embedding, such as its norm or its projection."""
+    after: Block | None = None
+    """Further operators beside the LM head, such as its bias."""
+    final_norms: int = 1
+    """Number of norms between the last layer and the LM head."""
+    tower: Tower | None = None
+    """Encoder of images or sounds in front of the decoder, which `parameters` count."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -145,6 +196,19 @@ class Transformer:
             if not getattr(self, field):
                 raise ArgumentError(f"transformer `{self.name}`: {field} is 0", "give a whole number from 1")
         check_int(f"transformer `{self.name}`: layers", self.layers, maximum=MAX_LAYERS)
+        if self.blocks or self.pattern:
+            check_pattern(f"transformer `{self.name}`", self.blocks, self.pattern)
+            if len(self.pattern) != self.layers:
+                raise ArgumentError(
+                    f"transformer `{self.name}` has {pluralize(self.layers, 'layer')}, but its pattern names"
+                    f" {len(self.pattern)}",
+                    f"set `layers` to {len(self.pattern)}",
+                )
+        else:
+            self._check_layers()
+
+    def _check_layers(self) -> None:
+        """Raise ArgumentError unless the fields describe layers, in a model without `blocks`."""
         if self.heads % self.kv_heads:
             raise ArgumentError(
                 f"transformer `{self.name}` has {pluralize(self.heads, 'head')}, which can't be divided evenly among"
@@ -200,6 +264,8 @@ class Transformer:
     def holds_experts(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, has experts. Raise ArgumentError if there is no such layer."""
         layer = check_int(f"the layer of transformer `{self.name}`", layer, minimum=0, maximum=self.layers - 1)
+        if self.blocks:
+            return self._named[self.pattern[layer]].experts is not None
         return bool(self.experts) and layer not in self.dense_layers
 
     def kind(self, layer: int) -> Kind:
@@ -210,14 +276,115 @@ class Transformer:
         >>> Transformer(
         ...     layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, ffn=16, vocab=10, window=4, window_layers=(1,)
         ... ).kind(1)
-        Kind(experts=False, window=4, further=False)
+        Kind(experts=False, window=4, further=False, name='')
         """
-        return Kind(self.holds_experts(layer), self.window if layer in self.window_layers else 0)
+        experts = self.holds_experts(layer)
+        if self.blocks:
+            return Kind(experts, self._named[self.pattern[layer]].window, name=self.pattern[layer])
+        return Kind(experts, self.window if layer in self.window_layers else 0)
 
     @property
     def further_kind(self) -> Kind:
         """Kind of the multi-token prediction layers."""
         return self.kind(self.layers - 1)._replace(further=True)
+
+    def block(self, kind: Kind) -> Block:
+        """Return the operators of a layer of a kind. Raise ArgumentError if `kind` is not a Kind.
+
+        >>> tiny = Transformer(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=256, vocab=1000)
+        >>> tiny.block(tiny.kind(0)).mlp
+        Mlp(width=256, gated=True, bias=False)
+        """
+        try:
+            return self._blocks[kind]
+        except (KeyError, TypeError):
+            check_is("the kind of a layer", kind, Kind, "take it from `kind`")
+        found = self._blocks[kind] = self._named[kind.name] if self.blocks else self._decoder_block(kind)
+        return found
+
+    @cached_property
+    def _blocks(self) -> dict[Kind, Block]:
+        return {}
+
+    @cached_property
+    def _named(self) -> dict[str, Block]:
+        return {block.name: block for block in self.blocks}
+
+    def _decoder_block(self, kind: Kind) -> Block:
+        attention = Attention(
+            heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, window=kind.window,
+            bias=self.attention_bias, head_norms=self.head_norms, latent=self.latent,
+        )  # fmt: skip
+        width = self.shared_ffn if kind.experts else self.ffn
+        experts = Experts(
+            count=self.experts, per_token=self.experts_per_token, width=self.expert_ffn, gated=self.gated,
+            bias=self.ffn_bias, groups=self.expert_groups, groups_per_token=self.groups_per_token,
+        ) if kind.experts else None  # fmt: skip
+        return Block(
+            attention=(attention,),
+            mlp=Mlp(width=width, gated=self.gated, bias=self.ffn_bias) if width else None,
+            shared_gate=self.shared_gate and kind.experts,
+            experts=experts,
+            norms=self.norms_per_layer,
+        )
+
+    @classmethod
+    def from_blocks(
+        cls, *, hidden: int, vocab: int, blocks: Sequence[Block], pattern: Sequence[str], **more: Any
+    ) -> Transformer:
+        """Return a transformer of any blocks; `more` are further fields, such as `tied`.
+
+        Fields of a single kind of layer, such as `heads`, describe the first operator of its kind.
+
+        >>> from hpgo.model.blocks import Scan, Linear
+        >>> scan = Block(name="scan", scans=(Scan(rule="ssd", heads=8, key_dim=16, value_dim=8),), linears=(
+        ...     Linear(inputs=32, outputs=160, split="column"), Linear(inputs=64, outputs=32, split="row")), norms=1)
+        >>> Transformer.from_blocks(hidden=32, vocab=100, blocks=[scan], pattern=["scan"] * 3).parameters
+        28032
+        """
+        blocks = tuple(check_list("blocks", blocks, maximum=MAX_LAYERS))
+        pattern = tuple(check_list("pattern", pattern, maximum=MAX_LAYERS))
+        check_pattern("the transformer", blocks, pattern)
+        named = {block.name: block for block in blocks}
+        held = [named[name] for name in dict.fromkeys(pattern)]
+        attention = next((one for block in held for one in block.attention), None)
+        network = next((one for block in held for one in (block.experts, block.mlp) if one), None)
+        dense = next((block.mlp for block in held if block.mlp and not block.experts), None)
+        sparse = next((block for block in held if block.experts), None)
+        fields: dict[str, Any] = {
+            "heads": attention.heads if attention else 1,
+            "kv_heads": attention.kv_heads if attention else 1,
+            "head_dim": attention.head_dim if attention else 1,
+            "latent": attention.latent if attention else None,
+            "attention_bias": attention.bias if attention else "none",
+            "head_norms": attention.head_norms if attention else False,
+            "ffn": dense.width if dense else 0,
+            "gated": network.gated if network else True,
+            "ffn_bias": network.bias if network else False,
+            "norms_per_layer": held[0].norms,
+        }
+        windows = {block.name: block.window for block in held if block.window}
+        if windows:
+            fields |= {
+                "window": max(windows.values()),
+                "window_layers": tuple(at for at, name in enumerate(pattern) if name in windows),
+            }
+        if sparse is not None and sparse.experts is not None:
+            one = sparse.experts
+            fields |= {
+                "experts": one.count,
+                "experts_per_token": one.per_token,
+                "expert_ffn": one.width,
+                "shared_ffn": sparse.ffn,
+                "shared_gate": sparse.shared_gate,
+                "expert_groups": one.groups,
+                "groups_per_token": one.groups_per_token,
+                "dense_layers": tuple(at for at, name in enumerate(pattern) if named[name].experts is None),
+            }
+        return cls(
+            **{"layers": len(pattern), "hidden": hidden, "vocab": vocab, "blocks": blocks, "pattern": pattern,
+               **fields, **more}
+        )  # fmt: skip
 
     @classmethod
     def read(cls, source: str | os.PathLike[str]) -> Transformer:
@@ -229,10 +396,15 @@ class Transformer:
 
         return read_transformer(source)
 
+    @cached_property
+    def kinds(self) -> Mapping[Kind, int]:
+        """Number of layers of each kind, without those for multi-token prediction."""
+        return Counter(map(self.kind, range(self.layers)))
+
     @property
     def expert_layers(self) -> int:
         """Number of layers with experts."""
-        return self.layers - len(set(self.dense_layers)) if self.experts else 0
+        return sum(count for kind, count in self.kinds.items() if kind.experts)
 
     @property
     def norm_parameters(self) -> int:
@@ -240,39 +412,9 @@ class Transformer:
         return self.hidden * (2 if self.centred_norms else 1)
 
     @property
-    def attention_parameters(self) -> int:
-        """Parameters of one layer's attention, without the norm before it."""
-        h, q, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        if (latent := self.latent) is None:
-            matrices = h * (q + 2 * kv) + q * h
-            biases = {"none": 0, "qkv": q + 2 * kv, "all": q + 2 * kv + h}[self.attention_bias]
-            return matrices + biases + (2 * self.head_dim if self.head_norms else 0)
-        plain = self.head_dim - latent.rope_dim
-        queries = (
-            h * q if latent.q_rank is None else (h + 1 + q) * latent.q_rank
-        )  # the 1 is the norm of the latent vector
-        keys_and_values = h * (latent.kv_rank + latent.rope_dim) + latent.kv_rank
-        keys_and_values += latent.kv_rank * self.heads * (plain + latent.value_dim)
-        return queries + keys_and_values + self.heads * latent.value_dim * h
-
-    @property
-    def latent_parameters(self) -> int:
-        """Parameters of one layer that compute latent vectors of a token. They belong to no head."""
-        if (latent := self.latent) is None:
-            return 0
-        queries = 0 if latent.q_rank is None else (self.hidden + 1) * latent.q_rank
-        return queries + self.hidden * (latent.kv_rank + latent.rope_dim) + latent.kv_rank
-
-    @property
     def value_dim(self) -> int:
         """Width of a head's values."""
         return self.head_dim if self.latent is None else self.latent.value_dim
-
-    def ffn_parameters(self, width: int) -> int:
-        """Return the parameters of a feed-forward network. Raise ArgumentError if its inner width is negative."""
-        width = check_int("the width", width, minimum=0)
-        biases = width * (2 if self.gated else 1) + self.hidden if self.ffn_bias else 0
-        return (3 if self.gated else 2) * self.hidden * width + biases
 
     def layer_parameters(self, layer: int) -> int:
         """Return the parameters of one layer, counted from 0. Raise ArgumentError if there is no such layer."""
@@ -280,12 +422,8 @@ class Transformer:
 
     def kind_parameters(self, kind: Kind) -> int:
         """Return the parameters of one layer of a kind. Raise ArgumentError if `kind` is not a Kind."""
-        check_is("the kind of a layer", kind, Kind, "take it from `kind`")
-        common = self.attention_parameters + self.norms_per_layer * self.norm_parameters
-        common += self.joining_parameters + 3 * self.norm_parameters if kind.further else 0
-        if not kind.experts:
-            return common + self.ffn_parameters(self.ffn)
-        return common + self.router_parameters + self._shared_parameters + self.experts * self.expert_parameters
+        found = self.block(kind).parameters(self.hidden, norm=self.norm_parameters)
+        return found + (self.joining_parameters + 3 * self.norm_parameters if kind.further else 0)
 
     @property
     def joining_parameters(self) -> int:
@@ -296,18 +434,18 @@ class Transformer:
         return 2 * self.hidden * self.hidden
 
     @property
-    def expert_parameters(self) -> int:
-        """Parameters of one expert."""
-        return self.ffn_parameters(self.expert_ffn)
+    def embedding_parameters(self) -> int:
+        """Parameters before the first layer, without a tower: of tokens and positions, and of what follows them."""
+        return (self.vocab + self.positions) * self.hidden + self._end_parameters(self.before)
 
     @property
-    def _shared_parameters(self) -> int:
-        return (self.ffn_parameters(self.shared_ffn) if self.shared_ffn else 0) + self.hidden * self.shared_gate
+    def head_parameters(self) -> int:
+        """Parameters after the last layer: of the norms and of the LM head, unless the embedding has these."""
+        words = 0 if self.tied else self.vocab * self.hidden
+        return words + self.final_norms * self.norm_parameters + self._end_parameters(self.after)
 
-    @property
-    def router_parameters(self) -> int:
-        """Parameters of the router in one layer."""
-        return self.hidden * self.experts
+    def _end_parameters(self, block: Block | None) -> int:
+        return 0 if block is None else block.parameters(self.hidden, norm=self.norm_parameters)
 
     def parameters_by_part(self) -> dict[str, int]:
         """Return the parameters of the whole model by part.
@@ -318,16 +456,20 @@ class Transformer:
         >>> tiny.parameters_by_part()["experts"]
         3072
         """
-        dense = self.layers - self.expert_layers
-        return {
-            "embedding": (self.vocab + self.positions) * self.hidden,
-            "attention": self.layers * self.attention_parameters,
-            "feed-forward": dense * self.ffn_parameters(self.ffn) + self.expert_layers * self._shared_parameters,
-            "router": self.expert_layers * self.router_parameters,
-            "experts": self.expert_layers * self.experts * self.expert_parameters,
-            "norms": (self.layers * self.norms_per_layer + 1) * self.norm_parameters,
-            "head": 0 if self.tied else self.vocab * self.hidden,
+        h, held = self.hidden, [(self.block(kind), count) for kind, count in self.kinds.items()]
+        sparse = [(block.experts, count) for block, count in held if block.experts is not None]
+        mixers = "attention" if all(block.attention or not block.scans for block, _ in held) else "attention and scans"
+        found = {
+            "tower": 0 if self.tower is None else self.tower.parameters,
+            "embedding": self.embedding_parameters,
+            mixers: sum(count * block.mixer_parameters(h) for block, count in held),
+            "feed-forward": sum(count * block.network_parameters(h) for block, count in held),
+            "router": sum(count * one.router_parameters(h) for one, count in sparse),
+            "experts": sum(count * one.count * one.each_parameters(h) for one, count in sparse),
+            "norms": (sum(count * block.norms for block, count in held) + self.final_norms) * self.norm_parameters,
+            "head": self.head_parameters - self.final_norms * self.norm_parameters,
         }
+        return found if found["tower"] else {name: count for name, count in found.items() if name != "tower"}
 
     @property
     def parameters(self) -> int:
@@ -348,5 +490,5 @@ class Transformer:
     @property
     def active_parameters(self) -> int:
         """Parameters used for one token: of the experts in a layer, only the chosen ones count."""
-        idle = self.expert_layers * (self.experts - self.experts_per_token) * self.expert_parameters
+        idle = sum(count * self.block(kind).idle_parameters(self.hidden) for kind, count in self.kinds.items())
         return self.parameters - idle

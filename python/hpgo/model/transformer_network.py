@@ -15,7 +15,8 @@ from hpgo.model.operations import Network, Operation, Tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpgo.model.transformer import Latent, Transformer
+    from hpgo.model.blocks import Latent
+    from hpgo.model.transformer import Transformer
 
 
 DTYPE = "bfloat16"
@@ -66,6 +67,12 @@ class TransformerShape:
             raise ArgumentError(
                 f"{self.file} has multi-token prediction layers, whose operations can't be estimated",
                 "set further_tokens to 0, which is num_nextn_predict_layers in a config.json",
+                code="unsupported",
+            )
+        if self._transformer.blocks:
+            raise ArgumentError(
+                f"{self.file} has blocks of its own, whose operations can't be estimated one by one",
+                "use `hpgo llm estimate`, whose terms cover all kinds of blocks",
                 code="unsupported",
             )
         build = _Builder(batch_size, tokens, width or WIDTHS[DTYPE])

@@ -7,7 +7,8 @@ from math import sqrt
 from typing import Any
 
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
-from hpgo.model.transformer import Latent, Transformer
+from hpgo.model.blocks import Latent
+from hpgo.model.transformer import Transformer
 
 
 def _shape(  # noqa: PLR0917 -- a row of a table

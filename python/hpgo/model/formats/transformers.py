@@ -32,7 +32,8 @@ from hpgo.base.files import as_path, is_folder, may_be_file
 from hpgo.base.messages import did_you_mean, join_words, nearest_names, safe_repr, shorten, similar
 from hpgo.errors import HpgoError, ProfileError
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
-from hpgo.model.transformer import MAX_LAYERS, Latent, Transformer
+from hpgo.model.blocks import Attention, Block, Conv, Experts, Latent, Linear, Mlp, Scan, Vector
+from hpgo.model.transformer import MAX_LAYERS, Tower, Transformer
 from hpgo.model.transformer_presets import TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -44,7 +45,20 @@ VERSION_KEY = "hpgo_transformer"
 
 _OPTIONAL = {
     name
-    for kind in (Transformer, Arithmetic, RopeScaling)
+    for kind in (
+        Transformer,
+        Arithmetic,
+        RopeScaling,
+        Block,
+        Attention,
+        Scan,
+        Linear,
+        Conv,
+        Vector,
+        Mlp,
+        Experts,
+        Tower,
+    )
     for name, field in kind.__dataclass_fields__.items()
     if field.default is not MISSING
 } | {"q_rank"}
