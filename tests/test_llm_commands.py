@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hpgo
 from hpgo.cli.llm import COMMANDS, estimate
+from hpgo.cli.llm.show import pattern_text
 from hpgo.cli.main import group
 from hpgo.model.transformer_presets import TRANSFORMERS
 
@@ -48,9 +51,11 @@ def test_show_adds_up_to_the_parameters_of_the_model(name: str) -> None:
     found = json.loads(shown("llm", "show", name, "--json"))
     model = TRANSFORMERS[name]
     assert found["parameters"] == model.parameters == sum(found["parameters_by_part"].values())
-    assert [one["blocks"][0] for one in found["blocks"]] == [0, *(one["blocks"][1] for one in found["blocks"][:-1])]
-    assert found["blocks"][-1]["blocks"][1] == model.layers
-    layers = sum((one["blocks"][1] - one["blocks"][0]) * one["parameters"] for one in found["blocks"])
+    assert len(found["pattern"]) == model.layers
+    assert {kind: found["pattern"].count(kind) for kind in found["blocks"]} == {
+        kind: one["number"] for kind, one in found["blocks"].items()
+    }
+    layers = sum(found["blocks"][kind]["parameters"] for kind in found["pattern"])
     ends = found["parameters_by_part"]["embedding"] + found["parameters_by_part"]["head"] + model.norm_parameters
     assert layers + ends == model.parameters
 
@@ -64,7 +69,17 @@ def test_show_counts_the_operations_that_an_estimate_counts() -> None:
 def test_show_prints_blocks_that_differ() -> None:
     text = shown("llm", "show", "deepseek-v3")
     assert text.startswith("deepseek-v3: 671.03 billion parameters, 37.55 billion active per token\n")
-    assert [line.split()[0] for line in text.splitlines() if "latent attention" in line] == ["0–2", "3–60"]
+    assert "61: 3 A, 58 B" in text
+    assert [line.split()[:2] for line in text.splitlines() if "latent attention" in line] == [["A", "3"], ["B", "58"]]
+
+
+@given(st.lists(st.sampled_from("ABC"), min_size=1, max_size=30), st.integers(1, 4))
+def test_patterns_in_words_have_every_block(names: list[str], times: int) -> None:
+    """The text, read back, is the pattern: runs and repetitions multiply out."""
+    text = pattern_text(names * times)
+    spelled = re.sub(r"(\d+) ([A-C])", lambda found: ", ".join([found[2]] * int(found[1])), text)
+    spelled = re.sub(r"(\d+) × \(([^)]*)\)", lambda found: ", ".join([found[2]] * int(found[1])), spelled)
+    assert spelled.split(", ") == names * times
 
 
 def test_sequences_longer_than_the_positions_of_a_model_are_refused() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import groupby
+from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
 import click
@@ -15,10 +17,17 @@ from hpgo.cli.terminal import table
 from hpgo.cli.values import AS_JSON
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpgo.model.blocks import Block
     from hpgo.model.transformer import Kind, Transformer
 
 _SEQ_LENGTH = 4096
 """Default tokens per sequence to count operations, or the model's longest sequence if that is shorter. Not tuned."""
+
+_WEIGHT_BYTES = 2
+_LONGEST_START = 8
+"""Number of blocks before a repetition that `pattern_text` tries. Models start with at most a few of another kind."""
 
 
 class ShowOptions(Options):
@@ -62,22 +71,54 @@ def command(options: ShowOptions) -> None:
         _print(model, seq_length, flop_per_token)
 
 
-def _blocks(model: Transformer) -> list[tuple[range, Kind]]:
-    """Return the runs of equal blocks, in order."""
-    kinds = groupby(range(model.layers), key=model.kind)
-    runs = [(kind, list(numbers)) for kind, numbers in kinds]
-    return [(range(numbers[0], numbers[-1] + 1), kind) for kind, numbers in runs]
+def _letters(model: Transformer) -> dict[Kind, str]:
+    """Return a letter for each kind of block, in order of appearance; further kinds have numbers."""
+    return {kind: ascii_uppercase[at] if at < len(ascii_uppercase) else str(at) for at, kind in enumerate(model.kinds)}
 
 
-def _words(model: Transformer, kind: Kind) -> tuple[str, str]:
-    """Return the attention and the feed-forward network of a block in a few words."""
-    attention = "latent attention" if model.latent is not None else "attention"
-    if kind.window:
-        attention += f", window of {kind.window:,}"
-    if not kind.experts:
-        return attention, f"dense {model.ffn:,}"
-    shared = f" + shared {model.shared_ffn:,}" if model.shared_ffn else ""
-    return attention, f"{model.experts} experts of {model.expert_ffn:,}, {model.experts_per_token} per token{shared}"
+def pattern_text(names: Sequence[str]) -> str:
+    """Return a sequence of names as runs and repetitions, the shortest of a few ways to say it.
+
+    >>> pattern_text("AAAB" * 12), pattern_text("A" * 3 + "B" * 58), pattern_text("AB" * 20 + "A")
+    ('12 × (3 A, B)', '3 A, 58 B', '20 × (A, B), A')
+    """
+    found = [_runs(names)]
+    for start in range(min(len(names), _LONGEST_START)):
+        rest = names[start:]
+        for period in range(2, len(rest) // 2 + 1):
+            if all(rest[at] == rest[at - period] for at in range(period, len(rest))):
+                times, over = divmod(len(rest), period)
+                parts = (_runs(names[:start]), f"{times} × ({_runs(rest[:period])})", _runs(rest[len(rest) - over :]))
+                found.append(", ".join(part for part in parts if part))
+                break
+    return min(found, key=len)
+
+
+def _runs(names: Sequence[str]) -> str:
+    counted = ((name, sum(1 for _ in run)) for name, run in groupby(names))
+    return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counted)
+
+
+def _mixer(block: Block) -> str:
+    """Return the attention and the scans of a block in a few words."""
+    words = []
+    for one in block.attention:
+        limits = ((one.window, "window of {:,}"), (one.chunk, "chunks of {:,}"), (one.selected, "{:,} selected"))
+        parts = [text.format(tokens) for tokens, text in limits if tokens]
+        parts += [
+            word for is_so, word in ((one.sinks, "sinks"), (one.gate, "gate"), (not one.causal, "both ways")) if is_so
+        ]
+        words.append(", ".join(["latent attention" if one.latent is not None else "attention", *parts]))
+    words += [f"{one.rule.replace('_', ' ')} scan, {one.heads:,} heads" for one in block.scans]
+    return " + ".join(words) or ("convolution" if block.convs else "–")
+
+
+def _network(block: Block) -> str:
+    """Return the feed-forward network of a block in a few words."""
+    if (sparse := block.experts) is None:
+        return f"dense {block.ffn:,}" if block.ffn else "–"
+    shared = f" + shared {block.ffn:,}" if block.ffn else ""
+    return f"{sparse.count} experts of {sparse.width:,}, {sparse.per_token} per token{shared}"
 
 
 def _print(model: Transformer, seq_length: int, flop_per_token: float) -> None:
@@ -86,25 +127,34 @@ def _print(model: Transformer, seq_length: int, flop_per_token: float) -> None:
         f" {model.active_parameters / 1e9:,.2f} billion active per token"
     )
     click.echo()
+    letters = _letters(model)
+    pattern = pattern_text([letters[model.kind(layer)] for layer in range(model.layers)])
+    held = next((one for kind in letters for one in model.block(kind).attention), None)
     facts = [
-        ("blocks", f"{model.layers}"),
+        ("blocks", f"{model.layers}: {pattern}"),
         ("hidden size", f"{model.hidden:,}"),
-        ("attention heads", f"{model.heads}, {model.kv_heads} of keys and values, {model.head_dim} wide"),
+        (
+            "attention heads",
+            f"{held.heads}, {held.kv_heads} of keys and values, {held.head_dim} wide" if held else "none",
+        ),
         ("vocabulary", f"{model.vocab:,}{', tied with the LM head' if model.tied else ''}"),
         ("longest sequence", f"{model.longest:,}" if model.longest else "not stated"),
+        ("weights", f"{_WEIGHT_BYTES * model.parameters / 1e9:,.2f} GB in 16 bits"),
         ("operations", f"{flop_per_token / 1e9:,.1f} GFLOP per token, with {seq_length:,} tokens per sequence"),
     ]
     if model.further_tokens:
         facts.append(("multi-token prediction", f"{model.further_tokens} more, not counted in parameters"))
+    if (tower := model.tower) is not None:
+        facts.append((f"{tower.name} tower", f"{len(tower.pattern)} blocks, {tower.hidden:,} wide"))
     for name, value in facts:
         click.echo(f"{name:22}  {value}")
     click.echo()
     rows = [
-        (f"{run.start}–{run.stop - 1}" if len(run) > 1 else f"{run.start}", *_words(model, kind),
+        (letter, f"{model.kinds[kind]}", _mixer(model.block(kind)), _network(model.block(kind)),
          f"{model.kind_parameters(kind):,}")
-        for run, kind in _blocks(model)
+        for kind, letter in letters.items()
     ]  # fmt: skip
-    table(("blocks", "attention", "feed-forward", "parameters each"), rows)
+    table(("block", "number", "attention", "feed-forward", "parameters each"), rows)
     click.echo()
     parts = [
         (name, f"{count:,}", f"{100 * count / model.parameters:.1f} %")
@@ -115,6 +165,7 @@ def _print(model: Transformer, seq_length: int, flop_per_token: float) -> None:
 
 
 def _document(model: Transformer, seq_length: int, flop_per_token: float) -> dict[str, object]:
+    letters = _letters(model)
     return {
         "format": "hpgo.llm_model",
         "version": 1,
@@ -126,15 +177,18 @@ def _document(model: Transformer, seq_length: int, flop_per_token: float) -> dic
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
         "parameters_by_part": model.parameters_by_part(),
+        "weights_bytes": _WEIGHT_BYTES * model.parameters,
         "seq_length": seq_length,
         "model_flop_per_token": flop_per_token,
-        "blocks": [
-            {
-                "blocks": [run.start, run.stop],
-                "experts": model.experts if kind.experts else 0,
-                "sliding_window": kind.window,
+        "blocks": {
+            letter: {
+                "number": model.kinds[kind],
                 "parameters": model.kind_parameters(kind),
+                "experts": 0 if (sparse := model.block(kind).experts) is None else sparse.count,
+                "sliding_window": kind.window,
+                "operators": asdict(model.block(kind)),
             }
-            for run, kind in _blocks(model)
-        ],
+            for kind, letter in letters.items()
+        },
+        "pattern": [letters[model.kind(layer)] for layer in range(model.layers)],
     }
