@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpgo.cli.llm.options import note_model
 from hpgo.errors import ArgumentError, HpgoError
 from hpgo.llm.estimate import estimate_llm, model_flop
 from hpgo.model.blocks import Attention, Block, Conv, Experts, Linear, Mlp, Scan, Vector
@@ -133,3 +134,24 @@ def test_what_does_not_fit_is_refused_with_the_name(build, words: str) -> None:
 def test_frameworks_without_the_operators_say_so() -> None:
     with pytest.raises(HpgoError, match="state-space scans"):
         estimate_llm(HYBRID, "h100:1", global_batch_size=8, seq_length=1024, framework="megatron")
+
+
+def test_operators_that_nothing_measured_are_marked_and_noted() -> None:
+    gated = replace(ATTENTION, attention=(replace(ATTENTION.attention[0], sinks=True, gate=True),))
+    model = replace(HYBRID, blocks=(MAMBA, gated, NETWORK), tower=Tower(hidden=8, blocks=(NETWORK,), pattern=("mlp",)))
+    found = estimate_llm(model, "h100:1", global_batch_size=8, seq_length=1024)
+    assert set(found.unvalidated_features) >= {"scans", "attention sinks", "gated attention", "vision tower"}
+    assert not {"scans", "attention sinks"} & set(
+        estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=1024, tp=8).unvalidated_features
+    )
+
+
+def test_notes_say_what_an_estimate_leaves_out(tmp_path, capsys) -> None:
+    sinks = replace(ATTENTION, attention=(replace(ATTENTION.attention[0], sinks=True),))
+    model = replace(HYBRID, blocks=(MAMBA, sinks, NETWORK), tower=Tower(hidden=8, blocks=(NETWORK,), pattern=("mlp",)))
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps({"hpgo_transformer": 1} | asdict(model)), encoding="utf-8")
+    note_model(str(file), 1024)
+    noted = " ".join(capsys.readouterr().err.split())
+    assert "--no-flash-attention" in noted
+    assert "vision tower of hybrid" in noted

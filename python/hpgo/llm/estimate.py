@@ -44,7 +44,7 @@ from hpgo.llm.platform import Platform, check_rates
 from hpgo.llm.stack import Stack, StackFramework, stack_of
 from hpgo.llm.step_range import kind_of, log_sd, step_range
 from hpgo.llm.step_time import COMMUNICATION, PipelineStages, kinds_of
-from hpgo.llm.validated_features import unvalidated_features
+from hpgo.llm.validated_features import features_of_model, unvalidated_features
 from hpgo.model.estimate import ESTIMATED
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.profile import Layer, Profile
@@ -532,7 +532,10 @@ def with_range(
         stack=stack.name,
         measured_steps=0 if fitted is None else fitted.steps,
         # A setting without effect uses no feature.
-        unvalidated_features=unvalidated_features(canonical(config, model), cluster.nodes[0].device.name, known),
+        unvalidated_features=(
+            *unvalidated_features(canonical(config, model), cluster.nodes[0].device.name, known),
+            *(name for name in features_of_model(model) if name not in known),
+        ),
     )
 
 

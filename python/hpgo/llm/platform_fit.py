@@ -21,7 +21,7 @@ from hpgo.llm.estimate import simulated_step_s, stages_of
 from hpgo.llm.measured_steps import MeasuredStep, read_steps
 from hpgo.llm.platform import OwnRates, Platform, TermFactor
 from hpgo.llm.term_factors import OF_A_MODEL, STEP_SD, STEP_SD_WITH_EXPERTS, TERMS, scaled
-from hpgo.llm.validated_features import features_of
+from hpgo.llm.validated_features import features_of, features_of_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -116,7 +116,13 @@ def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> Platfor
         terms=tuple(
             TermFactor(term=key[0], model=key[1], factor=factor, sd=found.sds[key]) for key, factor in factors.items()
         ),
-        mechanisms=tuple(dict.fromkeys(name for one in held for name in features_of(one.predicted.parallelism))),
+        mechanisms=tuple(
+            dict.fromkeys(
+                name
+                for one in held
+                for name in (*features_of(one.predicted.parallelism), *features_of_model(one.model))
+            )
+        ),
     )
     before, left_out = _mean_error(found.before), _mean_error(found.left_out)
     fitted_s = tuple(MeasuredConfig.of(one).step_s(factors) for one in held)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hpgo.llm.parallelism import ParallelismConfig
+    from hpgo.model.transformer import Transformer
 
 
 def features_of(config: ParallelismConfig) -> tuple[str, ...]:
@@ -49,6 +50,25 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
         ("bf16 gradient reduction", config.grad_reduce_in_bf16),
         ("activation offloading", config.cpu_offload_num_layers > 0),
         ("CUDA graphs", config.cuda_graph_impl != "none"),
+    )
+    return tuple(name for name, has in held if has)
+
+
+def features_of_model(model: Transformer) -> tuple[str, ...]:
+    """Return the kinds of operators of a model that no published step on any device has validated.
+
+    >>> from hpgo.model.transformer_presets import TRANSFORMERS
+    >>> features_of_model(TRANSFORMERS["deepseek-v3"])
+    ()
+    """
+    attention = [one for block in model.blocks for one in block.attention]
+    held = (
+        ("scans", any(block.scans for block in model.blocks)),
+        ("attention sinks", any(one.sinks for one in attention)),
+        ("attention in chunks", any(one.chunk for one in attention)),
+        ("selected tokens", any(one.selected for one in attention)),
+        ("gated attention", any(one.gate for one in attention)),
+        (f"{model.tower.name} tower" if model.tower else "", model.tower is not None),
     )
     return tuple(name for name, has in held if has)
 

@@ -122,13 +122,26 @@ def note_unmeasured(cluster: Cluster, platform: Platform | DeviceRecord | None) 
         say("note", f"{text}; `hpgo llm calibrate` measures yours")
 
 
-def note_untrained(model: str, seq_length: int) -> None:
-    """Print a note if sequences are longer than the model states. RoPE has no limit, so they are only untrained."""
+def note_model(model: str, seq_length: int) -> None:
+    """Print what an estimate of a model leaves out, and if sequences are longer than the model states."""
     from hpgo.model.formats.transformers import transformer_of
 
     found = transformer_of(model)
     if 0 < found.longest < seq_length:
+        # RoPE has no limit, so longer sequences are only untrained.
         say("note", f"{printable(found.name)} states at most {found.longest:,} tokens per sequence, not {seq_length:,}")
+    if any(one.sinks for block in found.blocks for one in block.attention):
+        say(
+            "note",
+            f"{printable(found.name)} has attention sinks: a framework whose fused kernels lack them stores all scores,"
+            " which --no-flash-attention estimates",
+        )
+    if found.tower is not None:
+        say(
+            "note",
+            f"memory includes the {found.tower.name} tower of {printable(found.name)}, but the step time is that of"
+            " text alone",
+        )
 
 
 def draw(found: LlmEstimate, cluster: Cluster, outputs: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from hpgo.cli.llm.options import (
     TrainingOptions,
     draw,
     note_unmeasured,
-    note_untrained,
+    note_model,
     read_platform,
     same_constants,
     shell_words,
@@ -205,7 +205,7 @@ def command(options: PlanOptions) -> None:
             moved = [] if moves is None else ["", *moved_report.lines(moves, width())]
             click.echo("\n".join([*report, "", *listed(found, width()), *moved, *next_commands(commands, then)]))
         note_unmeasured(cluster, problem["platform"])
-        note_untrained(options.model, options.seq_length)
+        note_model(options.model, options.seq_length)
         if other:
             say("note", f"{other}; measure steps of `{problem['framework']}`")
 
