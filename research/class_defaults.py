@@ -20,11 +20,11 @@ from transformers import CONFIG_MAPPING
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from hpgo.model.families import family, family_names
+
 TABLE = Path(__file__).parents[1] / "python/hpgo/model/formats/class_defaults.json"
-TYPES = (
-    "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral",
-    "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
-)  # fmt: skip
+TYPES = tuple(sorted({family(name).configuration for name in family_names()}))
+"""Model types whose defaults the families in python/hpgo/model/families need."""
 _ROPE = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
 """Keys for the base and the rotated share, where they are not `rope_theta` and `partial_rotary_factor`."""
 
@@ -36,6 +36,10 @@ def of_type(model_type: str) -> dict[str, Any]:
     own = [field for field in fields(kind) if field.name not in common and not field.name.endswith("_token_id")]
     names = kind.attribute_map
     defaults = {names.get(field.name, field.name): field.default for field in own}
+    stated = {names.get(field.name, field.name): field.name for field in own}
+    # Most defaults tell the type of their key.
+    kinds = {names.get(field.name, field.name): _kind_of(field.type) for field in own}
+    kinds = {key: one for key, one in kinds.items() if one != type(defaults[key]).__name__}
     built = kind()
     rope = getattr(built, "rope_parameters", None) or {}
     if "full_attention" in rope:
@@ -44,12 +48,29 @@ def of_type(model_type: str) -> dict[str, Any]:
     theta, share = _ROPE.get(model_type, ("rope_theta", "partial_rotary_factor"))
     if rope:
         defaults[theta], defaults[share] = rope["rope_theta"], rope.get("partial_rotary_factor", 1.0)
+    scaled = {key: value for key, value in rope.items() if key not in {"rope_theta", "partial_rotary_factor"}}
     return {
         "class": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type],
         "defaults": dict(sorted(defaults.items())),
         "names": names,
-        "not_null": sorted(names.get(field.name, field.name) for field in own if not _takes_null(kind, field.name)),
+        **({"rope": scaled} if scaled.get("rope_type", "default") != "default" else {}),
+        "kinds": dict(sorted(kinds.items())),
+        "nullable": sorted(
+            key for key, name in stated.items() if defaults[key] is not None and _takes_null(kind, name)
+        ),
     }
+
+
+_ATOMS = {"int", "float", "bool", "str", "list", "dict"}
+
+
+def _kind_of(annotation: Any) -> str:
+    """Return the type that the values of a field have: an atom, or `any` if it takes several."""
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    atoms = {part.split("[")[0].strip() for part in text.split("|")} - {"None"}
+    if atoms <= {"int", "float"} and "float" in atoms:
+        return "float"
+    return atoms.pop() if len(atoms) == 1 and atoms <= _ATOMS else "any"
 
 
 def _takes_null(kind: Any, key: str) -> bool:
@@ -70,9 +91,18 @@ def table() -> dict[str, Any]:
     }
 
 
+def _text(rows: dict[str, Any]) -> str:
+    """Return the table as JSON with one line for each type, which keeps it small and its changes readable."""
+    types = ",\n".join(
+        f" {json.dumps(kind)}: {json.dumps(row, separators=(',', ':'))}" for kind, row in rows["types"].items()
+    )
+    head = {key: value for key, value in rows.items() if key != "types"}
+    return f'{json.dumps(head)[:-1]}, "types": {{\n{types}\n}}}}\n'
+
+
 def main() -> None:
     """Write or check the table."""
-    text = json.dumps(table(), indent=1) + "\n"
+    text = _text(table())
     if "--check" in sys.argv[1:]:
         sys.exit(TABLE.read_text(encoding="utf-8") != text)
     TABLE.write_text(text, encoding="utf-8")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from math import isclose
 from typing import TYPE_CHECKING
 
+from hpgo.base.messages import join_words
 from hpgo.model.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
@@ -196,6 +197,10 @@ def _router_aux_loss(model: Transformer, arithmetic: Arithmetic) -> Row:
     return {"moe-router-load-balancing-type": kind, "moe-aux-loss-coeff": arithmetic.router_aux_loss}
 
 
+def _other(_: Transformer, arithmetic: Arithmetic) -> Row:
+    return join_words(arithmetic.other) if arithmetic.other else {}
+
+
 def _nothing(_: Transformer, __: Arithmetic) -> Row:
     return {}
 
@@ -227,6 +232,7 @@ MEGATRON: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
     "router_aux_loss_per_sequence": _nothing,  # set together with its coefficient, in `_router_aux_loss`
     "router_jitter": _only("router_jitter", 0.0, "a jitter ({}) of the inputs of experts"),
     "init_std": lambda _, arithmetic: {"init-method-std": arithmetic.init_std},
+    "other": _other,
 }  # fmt: skip
 
 
@@ -254,7 +260,7 @@ def _titan_scaling(_: Transformer, arithmetic: Arithmetic) -> Row:
 TORCHTITAN: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
     **{name: row for name, row in MEGATRON.items() if name in {
         "rope_local_theta", "parallel_residual", "attention_scale", "attention_scale_by_layer",
-        "attention_logit_softcap", "final_logit_softcap", "embedding_scale",
+        "attention_logit_softcap", "final_logit_softcap", "embedding_scale", "other",
     }},
     "activation": _titan_activation,
     "norm_epsilon": lambda _, arithmetic: {"eps": arithmetic.norm_epsilon},

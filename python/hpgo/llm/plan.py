@@ -24,8 +24,8 @@ from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster
 from hpgo.llm.estimate import LlmEstimate, StageEstimate
 from hpgo.llm.frameworks import framework_support
+from hpgo.model.families.reading import VERSION_KEY as SHAPE_KEY
 from hpgo.model.formats.transformers import VERSION as SHAPE_VERSION
-from hpgo.model.formats.transformers import VERSION_KEY as SHAPE_KEY
 from hpgo.model.formats.transformers import of_document, transformer_of
 from hpgo.model.transformer import Transformer
 from hpgo.planning.files import LLM_PLAN_FORMAT

@@ -124,6 +124,8 @@ class Arithmetic:
     """Jitter j of the experts' inputs, which training multiplies by a random number from 1 − j to 1 + j."""
     init_std: float = 0.02
     """Standard deviation of the initial weights."""
+    other: tuple[str, ...] = ()
+    """Descriptions of values that have no field here, such as multipliers of residuals. No export can state them."""
 
     def __post_init__(self) -> None:
         check_fields(self)

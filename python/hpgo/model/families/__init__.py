@@ -1,0 +1,146 @@
+"""Families of transformers: one file of data for each Hugging Face model type.
+
+A file `TYPE.yaml` states how the keys of a `config.json` become the fields of `hpgo.Transformer`. Values are constants
+or formulas (`hpgo.model.formulas`) over these keys. `CONTRIBUTING.md` explains the parts of a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from hpgo.base.documents import Section, parse
+from hpgo.errors import ProfileError
+from hpgo.model.formulas import Formula, formula
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_PARTS = (
+    "shape", "arithmetic", "defaults", "extra", "must_be", "rope", "other", "lists", "blocks", "before", "after", "tower",
+)  # fmt: skip
+"""Parts of a file that are mappings. A family has the rows of its base, too, unless it has its own under the key."""
+_LISTS = ("from_one", "ignored", "must_hold")
+"""Parts of a file that are lists. A family has the items of its base, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """The data of one model type, with all that it inherits.
+
+    >>> family("mistral").shape["kv_heads"]
+    'num_key_value_heads or num_attention_heads'
+    """
+
+    name: str
+    configuration: str
+    """Model type whose configuration class has the defaults of missing keys."""
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Transformer`."""
+    arithmetic: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Arithmetic`."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys that are missing or null, and of names that other formulas use."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that the configuration class lacks, with their defaults."""
+    must_be: Mapping[str, Any] = field(default_factory=dict)
+    """Value that a key must have, or a list of them, and the reason."""
+    must_hold: tuple[Mapping[str, str], ...] = ()
+    """Conditions with the error, and its hint, if they do not hold."""
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of rotary positions; empty if the type has none."""
+    other: Mapping[str, Any] = field(default_factory=dict)
+    """Descriptions of arithmetic that no field of `Arithmetic` states, with the condition under which it applies."""
+    blocks: Mapping[str, Any] = field(default_factory=dict)
+    """Operators of each kind of block, in a model whose layers `shape` can't describe."""
+    pattern: Any = None
+    """Formula of the name of each layer's block. None: all layers have the only block."""
+    before: Mapping[str, Any] = field(default_factory=dict)
+    """Operators beside the embedding."""
+    after: Mapping[str, Any] = field(default_factory=dict)
+    """Operators beside the LM head."""
+    tower: Mapping[str, Any] = field(default_factory=dict)
+    """Encoder of images or sounds."""
+    lists: Mapping[str, Any] = field(default_factory=dict)
+    """Keys with an item for each layer, and their allowed items."""
+    from_one: tuple[str, ...] = ()
+    """Keys that must be at least 1."""
+    ignored: tuple[str, ...] = ()
+    """Keys that change nothing in training."""
+
+    def formulas(self) -> list[Formula]:
+        """Return all formulas of the family, with those of `defaults` that another formula needs."""
+        parts = [self.shape, self.arithmetic, self.blocks, self.pattern, self.before, self.after, self.other]
+        checks = [[row[0] for row in self.must_be.values() if row], [row["if_not"] for row in self.must_hold]]
+        found = {text: formula(text) for part in (*parts, *checks) for text in _texts(part)}
+        names = [name for one in found.values() for name in one.names]
+        for name in names:  # which grows in the loop
+            for text in _texts(self.defaults.get(name)):
+                if text not in found:
+                    found[text] = formula(text)
+                    names += found[text].names
+        return list(found.values())
+
+    @property
+    def keys(self) -> set[str]:
+        """All keys that the family reads."""
+        names = {name for one in self.formulas() for name in one.names}
+        rope = {"rope_scaling", "rope_parameters"} if self.rope else set()
+        named = {name for name in self.rope.values() if isinstance(name, str)}
+        return names | rope | named | {*self.lists, *self.extra, *self.must_be, *self.ignored}
+
+
+def _texts(part: Any) -> Iterable[str]:
+    """Return all formulas in a part of a family's file."""
+    if isinstance(part, str):
+        return [part]
+    rows = [row for key, row in part.items() if key != "of"] if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return [text for row in rows for text in _texts(row)]
+
+
+@cache
+def family_names() -> tuple[str, ...]:
+    """Return the model types that have a family, sorted.
+
+    >>> "llama" in family_names()
+    True
+    """
+    named = (file.name.removesuffix(".yaml") for file in files(__name__).iterdir() if file.name.endswith(".yaml"))
+    return tuple(sorted(name for name in named if not name.startswith("_")))
+
+
+@cache
+def family(name: str) -> Family:
+    """Return the family of a model type. Raises ProfileError for a wrong file.
+
+    >>> family("kimi_k2").configuration
+    'deepseek_v3'
+    """
+    rows = _rows(name)
+    held: dict[str, Any] = {key: rows.get(key) or {} for key in _PARTS}
+    held |= {key: tuple(rows.get(key) or ()) for key in _LISTS}
+    return Family(name=name, configuration=rows.get("configuration", name), pattern=rows.get("pattern"), **held)
+
+
+def _rows(name: str) -> dict[str, Any]:
+    """Return the parts of a family's file, with those of its base."""
+    file = f"{name}.yaml"
+    held = parse(files(__name__).joinpath(file).read_text(encoding="utf-8"), file, ProfileError)
+    top = Section(held, file, ProfileError, keys=" ".join((*_PARTS, *_LISTS, "base", "configuration", "pattern")))
+    own: dict[str, Any] = {key: top.get(key) for key in list(top)}
+    top.check_spelling()
+    if not (base := own.pop("base", None)):
+        return own
+    rows = _rows(base)
+    # A family that names no configuration class has its own, even if its base has another's.
+    rows.pop("configuration", None)
+    for key, value in own.items():
+        if key in _PARTS and rows.get(key) and value:
+            rows[key] = {**rows[key], **value}
+        elif key in _LISTS:
+            rows[key] = [*rows.get(key, ()), *value]
+        else:
+            rows[key] = value
+    return rows

@@ -1,0 +1,120 @@
+"""Families of transformers: parameters to the last one, as `transformers` builds them on the meta device."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+import hpgo
+from hpgo.model.families import family, family_names
+from hpgo.model.formats.transformers import of_document
+
+# Sizes that are no defaults, by the names that keys have in most classes.
+SIZES: dict[str, list[Any]] = {
+    "hidden_size": [64, 96], "num_hidden_layers": [5, 6], "num_attention_heads": [4, 8], "num_key_value_heads": [2, 1],
+    "head_dim": [24, 32], "intermediate_size": [80, 112], "vocab_size": [300, 317], "moe_intermediate_size": [40, 56],
+    "num_experts_per_tok": [2, 3], "num_local_experts": [8, 6], "num_experts": [8, 6], "n_routed_experts": [8, 12],
+    "n_shared_experts": [1, 2], "sliding_window": [32, None], "max_position_embeddings": [128, 64], "n_group": [1, 2],
+    "topk_group": [1], "first_k_dense_replace": [1, 2], "q_lora_rank": [16, 24], "kv_lora_rank": [16, 40],
+    "qk_nope_head_dim": [16, 24], "qk_rope_head_dim": [8, 16], "v_head_dim": [16, 24], "num_nextn_predict_layers": [0],
+    "decoder_sparse_step": [1, 2], "mlp_only_layers": [[], [1]], "shared_expert_intermediate_size": [48, 64],
+    "n_inner": [None, 96], "n_positions": [64, 80], "rotary_dim": [8, 16], "max_window_layers": [2, 3],
+}  # fmt: skip
+# Sizes that must fit each other in a type.
+FITTING: dict[str, dict[str, Any]] = {
+    "mamba2": {"hidden_size": 64, "num_heads": 4, "head_dim": 32},
+    "granitemoehybrid": {"mamba_n_heads": 16},
+    "bamba": {"mamba_n_heads": 16, "attn_layer_indices": [1, 3]},
+    "lfm2_moe": {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "falcon_h1": {"mamba_n_heads": 16, "mamba_d_ssm": 128},
+}
+DRAWS = 6
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'hpgo[torch]'")
+    package = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+    package.logging.set_verbosity_error()
+    return package
+
+
+def count(transformers: Any, held: dict[str, Any]) -> int:
+    """Count the parameters of the model that `AutoModelForCausalLM` builds on the meta device."""
+    import torch
+
+    given = {"pad_token_id": None} | {key: value for key, value in held.items() if key != "model_type"}
+    config = transformers.AutoConfig.for_model(held["model_type"], **given)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def drawn(transformers: Any, kind: str, chance: random.Random) -> dict[str, Any]:
+    """Draw a small configuration of a type: sizes that are no defaults, and switches that a formula reads, flipped."""
+    config = transformers.CONFIG_MAPPING[kind]
+    defaults = {field.name: field.default for field in fields(config)}
+    held: dict[str, Any] = {}
+    for key, choices in SIZES.items():
+        own = config.attribute_map.get(key, key)
+        if own in defaults and not (own != key and own in SIZES):
+            held[own] = chance.choice(choices)
+    data = family(kind)
+    for key in sorted(data.keys - set(data.must_be)):
+        if isinstance(defaults.get(key), bool) and chance.random() < 0.4:
+            held[key] = not defaults[key]
+    return held | FITTING.get(kind, {})
+
+
+KINDS = [kind for kind in family_names() if family(kind).configuration == kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_models_have_the_parameters_that_transformers_builds(transformers, kind) -> None:
+    compared = 0
+    chance = random.Random(kind)
+    for _ in range(5 * DRAWS):
+        held = {"model_type": kind} | drawn(transformers, kind, chance)
+        try:
+            shape = of_document(held)
+        except hpgo.errors.ProfileError as error:
+            print(error)
+            continue
+        assert shape.parameters == count(transformers, held), held
+        if (compared := compared + 1) == DRAWS:
+            break
+    assert compared
+
+
+def test_defaults_of_classes_have_the_recorded_parameters(reference) -> None:
+    rows = csv.DictReader((reference / "transformers" / "types.csv").read_text().splitlines())
+    wrong, compared = {}, 0
+    for row in rows:
+        if row["type"] in KINDS and (row["parameters"] or "").isdigit():
+            compared += 1
+            try:
+                mine = of_document({"model_type": row["type"]}).parameters
+            except hpgo.errors.ProfileError as error:
+                mine = str(error)
+            if mine != int(row["parameters"]):
+                wrong[row["type"]] = (mine, row["parameters"])
+    wrong.pop("deepseek_v2", None)  # its class has no default of `num_experts_per_tok`
+    assert not wrong
+    assert compared > 10
+
+
+def test_configs_of_public_models_have_the_recorded_parameters(reference) -> None:
+    counts = json.loads((reference / "configs" / "parameters.json").read_text())
+    left = {}
+    for name, parameters in counts.items():
+        held = json.loads((reference / "configs" / f"{name}.json").read_text())
+        if held["model_type"] not in family_names():
+            left[name] = held["model_type"]
+        else:
+            assert of_document(held).parameters == parameters, name
+    print(left)
