@@ -44,6 +44,10 @@ class _Waiting:
         return self.group.mesh
 
 
+_Entry = tuple[float, tuple[int, ...], ConfigGroup | _Waiting | PipelineStages]
+"""Lower bound, position in the search space, and what has the bound: configurations that are refined in three steps."""
+
+
 @dataclass(slots=True)
 class BestFirst:
     """Best-first search over families of groups. Equal bounds are taken in the order of the search space."""
@@ -62,7 +66,7 @@ class BestFirst:
     simulated: int = 0
     _closed: list[tuple[float, int, Family]] = field(default_factory=list)
     _groups: list[ConfigGroup] = field(default_factory=list)
-    _heap: list[tuple[float, tuple[int, ...], ConfigGroup | _Waiting | PipelineStages]] = field(default_factory=list)
+    _heap: list[_Entry] = field(default_factory=list)
     _sorted: dict[tuple[tuple[int, ...], float, float], list[tuple[tuple[object, ...], list[Candidate]]]] = field(
         default_factory=dict
     )
@@ -76,11 +80,8 @@ class BestFirst:
         """Find the fastest configuration of each of the `top` fastest meshes."""
         # The heap holds groups, candidates and configurations together, so always the lowest bound of any kind is
         # refined next. The tuple in the middle breaks ties by position, which makes results reproducible.
-        while self._open(min(self.below_s, self._heap[0][0] if self._heap else inf)) or self._heap:
-            bound_s, at, one = self._heap[0]
-            if bound_s >= self.below_s:
-                break
-            heappop(self._heap)
+        while (lowest := self._lowest()) is not None:
+            bound_s, _, one = lowest
             mesh = mesh_of(one.context.config) if isinstance(one, PipelineStages) else one.mesh
             # The list shows one configuration of each mesh, so nothing is left to find in a mesh with a faster one.
             if mesh in self.best and bound_s >= self.best[mesh][0]:
@@ -88,33 +89,37 @@ class BestFirst:
             if isinstance(one, ConfigGroup):
                 self._refine(one, bound_s)
             elif isinstance(one, _Waiting):
+                candidate = one.found[one.next]
+                one.next += 1
                 self._wait(one)
-                self._bound(one.group, one.found[at[-1]])
+                self._bound(one.group, candidate)
             else:
                 self._keep(one, mesh)
 
-    def _open(self, max_s: float) -> bool:
-        """Open all families with bounds up to `max_s`. Return whether there are any."""
-        opened = False
-        while self._closed and self._closed[0][0] <= max_s:
-            bound_s, _, family = heappop(self._closed)
-            for one in family.open():
-                if isinstance(one, Family):
-                    heappush(self._closed, (max(bound_s, one.bound_s), next(self._numbers), one))
-                else:
-                    opened = True
-                    self._groups.append(one)
-                    heappush(self._heap, (bound_s, one.order, one))
-        return opened
+    def _lowest(self) -> _Entry | None:
+        """Remove the entry with the lowest bound from the queue and return it; None if no bound is below `below_s`."""
+        while self._closed and self._closed[0][0] <= (self._heap[0][0] if self._heap else self.below_s):
+            self._open()
+        return heappop(self._heap) if self._heap and self._heap[0][0] < self.below_s else None
+
+    def _open(self) -> None:
+        """Open the family with the lowest bound, and queue its groups."""
+        bound_s, _, family = heappop(self._closed)
+        for one in family.open():
+            if isinstance(one, Family):
+                heappush(self._closed, (max(bound_s, one.bound_s), next(self._numbers), one))
+            else:
+                self._groups.append(one)
+                heappush(self._heap, (bound_s, one.order, one))
 
     def _refine(self, group: ConfigGroup, bound_s: float) -> None:
         """Queue a group with its next tighter bound, or its candidates after the tightest one."""
         # Many groups never come to the front again. Those that do not fit are dropped before their splits are
         # evaluated, which takes longest.
+        if group.min_bytes > self.limit_bytes:
+            return
         if bound_s < group.bound_s:
             heappush(self._heap, (group.bound_s, group.order, group))
-        elif group.min_bytes > self.limit_bytes:
-            return
         elif bound_s < group.min_s:
             heappush(self._heap, (group.min_s, group.order, group))
         else:
@@ -130,7 +135,6 @@ class BestFirst:
         if waiting.next < len(waiting.found):
             bound_s = waiting.found[waiting.next].bound_s
             heappush(self._heap, (bound_s, (*waiting.group.order, waiting.next), waiting))
-            waiting.next += 1
 
     def _bound(self, group: ConfigGroup, one: Candidate) -> None:
         """Queue a candidate by its bound if it fits."""
@@ -167,7 +171,8 @@ class BestFirst:
         `limits_bytes` are memory limits, each of which is tried only if no configuration fits into those before.
         `mesh` restricts the search to one mesh. At least one configuration must be in the search.
         """
-        self._open(max_s)
+        while self._closed and self._closed[0][0] <= max_s:
+            self._open()
         groups = [one for one in self._groups if mesh in {None, one.mesh} and one.bound_s <= max_s]
         groups.sort(key=lambda one: one.order)
         tried = (self._preferred(groups, max_s, limit_bytes, rank) for limit_bytes in limits_bytes)

@@ -60,12 +60,15 @@ class _Pipeline(NamedTuple):
 
 
 class SharedCosts:
-    """Costs of shapes, and layer splits, for searches on different numbers of GPUs."""
+    """Costs of shapes, and layer splits, for searches of one space on different numbers of GPUs."""
 
     def __init__(self) -> None:
+        self.spaces: list[SearchSpace] = []
+        """Parts of the search space, one for each of its grids."""
         self._costs: dict[object, LayerCosts] = {}
         self._splits: dict[object, LayerSplits] = {}
         self._families: dict[object, list[tuple[float, int, int, int]]] = {}
+        self._by_ep: dict[object, list[tuple[float, int]]] = {}
         self._shapes: dict[object, dict[tuple[int, int], ParallelismConfig]] = {}
 
     def of(
@@ -95,7 +98,7 @@ class SharedCosts:
     def shapes(self, grid: ConfigGrid) -> dict[tuple[int, int], ParallelismConfig]:
         """Return the configurations of a grid by tp and cp. Some may not divide its number of GPUs."""
         gpus, context, takes = grid.context.gpus, grid.context, grid.space.takes
-        key = gpus.gpus_per_node, gpus.count.bit_length(), context.config
+        key = gpus.gpus_per_node, gpus.count.bit_length(), grid.at
         if key not in self._shapes:
             cps = [1 << power for power in range(gpus.count.bit_length()) if takes("cp", 1 << power)]
             tps = [tp for tp in divisors(gpus.gpus_per_node) if takes("tp", tp)]
@@ -112,12 +115,20 @@ class SharedCosts:
         They hold on any number of nodes that equal the grid's. Some may not divide that number of GPUs.
         """
         gpus = grid.context.gpus
-        key = gpus.gpus_per_node, gpus.count.bit_length(), grid.context.config
+        key = gpus.gpus_per_node, gpus.count.bit_length(), grid.at
         if key not in self._families:
             sizes = [size for size in divisors(grid.batch) if grid.space.takes("micro_batch_size", size)]
             found = [(grid.least_gpu_s(tp, cp, size), tp, cp, size) for (tp, cp), size in product(grid.shapes, sizes)]
             self._families[key] = sorted(found)
         return self._families[key]
+
+    def by_ep(self, grid: ConfigGrid, tp: int, cp: int, size: int) -> list[tuple[float, int]]:
+        """Return lower bounds on GPU-seconds of a step, each with an ep, on any number of such nodes."""
+        key = grid.context.gpus.gpus_per_node, grid.at, tp, cp, size
+        if key not in self._by_ep:
+            eps = [ep for ep in divisors(grid.context.model.experts) if grid.space.takes("ep", ep)]
+            self._by_ep[key] = [(grid.least_gpu_s(tp, cp, size, ep), ep) for ep in eps]
+        return self._by_ep[key]
 
 
 @dataclass(frozen=True)
@@ -188,10 +199,9 @@ class ConfigGrid:
             for one in fitting:
                 yield from self._groups(one, tp, cp, size)
             return
-        for ep in {one.config.ep for one in fitting}:
-            alike = [one for one in fitting if one.config.ep == ep]
-            bound_s = self.least_gpu_s(tp, cp, size, ep) / self.context.gpus.count
-            yield Family(bound_s, partial(self._open_all, alike, tp, cp, size))
+        for gpu_s, ep in self.costs.by_ep(self, tp, cp, size) if fitting else ():
+            if alike := [one for one in fitting if one.config.ep == ep]:
+                yield Family(gpu_s / self.context.gpus.count, partial(self._open_all, alike, tp, cp, size))
 
     def _open_all(self, pipelines: list[_Pipeline], tp: int, cp: int, size: int) -> Iterator[ConfigGroup]:
         for one in pipelines:
@@ -245,7 +255,8 @@ class ConfigGrid:
                 continue
             # An even split may count the embedding and the LM head as a layer each, hence the 2 (`stage_layers`).
             max_vpp = (model.layers + 2) // pp if pp > 1 else 1
-            vpps = [count for count in range(1, max_vpp + 1) if takes("vpp", count)]
+            if not (vpps := [count for count in range(1, max_vpp + 1) if takes("vpp", count)]):
+                continue
             eps = [each for each in divisors(model.experts or 1) if gpus.count // pp % each == 0 and takes("ep", each)]
             for ep, (after, schedule) in product(eps, enumerate(rules.pp_schedules)):
                 splits_backward = schedule != "1f1b"
@@ -342,22 +353,28 @@ def config_grids(
     `costs` are shared with searches on other numbers of GPUs.
     """
     costs = SharedCosts() if costs is None else costs
-    context = replace(context, config=replace(context.config, **space.settings))
-    spaces = [space]
-    if space.fixed.get("recompute") == "selective" and not context.config.recompute_modules:
-        spaces = [replace(space, fixed={**space.fixed, "recompute_modules": one}) for one in _module_sets(context)]
+    if not costs.spaces:
+        costs.spaces = list(_spaces(context, space))
     return [
-        ConfigGrid(
-            replace(context, config=replace(context.config, **one.settings)), global_batch_size, one, costs, at
-        )
-        for at, one in enumerate(spaces)
-    ]  # fmt: skip
+        ConfigGrid(replace(context, config=replace(context.config, **one.settings)), global_batch_size, one, costs, at)
+        for at, one in enumerate(costs.spaces)
+    ]
 
 
 def config_groups(context: LayerContext, global_batch_size: int, space: SearchSpace) -> Iterator[ConfigGroup]:
     """Yield all groups of a search space in their order."""
     for grid in config_grids(context, global_batch_size, space):
         yield from grid.groups()
+
+
+def _spaces(context: LayerContext, space: SearchSpace) -> Iterator[SearchSpace]:
+    """Yield parts of a search space, each with one choice of the settings that it leaves open."""
+    config = replace(context.config, **space.settings)
+    if space.fixed.get("recompute") == "selective" and not config.recompute_modules:
+        for modules in _module_sets(replace(context, config=config)):
+            yield replace(space, fixed={**space.fixed, "recompute_modules": modules})
+    else:
+        yield space
 
 
 def min_state_bytes(context: LayerContext, space: SearchSpace) -> float:
