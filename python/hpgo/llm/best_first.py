@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, nsmallest
-from itertools import count
+from itertools import chain, count
 from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -65,11 +65,12 @@ class BestFirst:
     bounded: int = 0
     simulated: int = 0
     _closed: list[tuple[float, int, Family]] = field(default_factory=list)
-    _groups: list[ConfigGroup] = field(default_factory=list)
+    _groups: dict[Mesh, list[ConfigGroup]] = field(default_factory=dict)
     _heap: list[_Entry] = field(default_factory=list)
     _sorted: dict[tuple[tuple[int, ...], float, float], list[tuple[tuple[object, ...], list[Candidate]]]] = field(
         default_factory=dict
     )
+    _steps_s: dict[ParallelismConfig, float] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
@@ -109,7 +110,7 @@ class BestFirst:
             if isinstance(one, Family):
                 heappush(self._closed, (max(bound_s, one.bound_s), next(self._numbers), one))
             else:
-                self._groups.append(one)
+                self._groups.setdefault(one.mesh, []).append(one)
                 heappush(self._heap, (bound_s, one.order, one))
 
     def _refine(self, group: ConfigGroup, bound_s: float) -> None:
@@ -158,12 +159,19 @@ class BestFirst:
 
     def _keep(self, stages: PipelineStages, mesh: Mesh) -> None:
         """Simulate a configuration, and keep it if it is the fastest of its mesh."""
-        self.simulated += 1
-        found = simulated_step_s(stages), stages
+        found = self._simulate(stages), stages
         if mesh not in self.best or found[0] < self.best[mesh][0]:
             self.best[mesh] = found
             if len(self.best) >= self.top:
                 self.below_s = min(self.below_s, self.fastest[-1][0])
+
+    def _simulate(self, stages: PipelineStages) -> float:
+        """Return the simulated step time. No configuration is simulated twice."""
+        config = stages.context.config
+        if config not in self._steps_s:
+            self.simulated += 1
+            self._steps_s[config] = simulated_step_s(stages)
+        return self._steps_s[config]
 
     def preferred(self, max_s: float, limits_bytes: Sequence[float], rank: Rank, mesh: Mesh | None = None) -> Found:
         """Return the configuration with the lowest `rank` of those up to `max_s`; of equal ones, the fastest.
@@ -173,14 +181,12 @@ class BestFirst:
         """
         while self._closed and self._closed[0][0] <= max_s:
             self._open()
-        groups = [one for one in self._groups if mesh in {None, one.mesh} and one.bound_s <= max_s]
-        groups.sort(key=lambda one: one.order)
+        known = chain.from_iterable(self._groups.values()) if mesh is None else self._groups[mesh]
+        groups = sorted((one for one in known if one.bound_s <= max_s), key=lambda one: one.order)
         tried = (self._preferred(groups, max_s, limit_bytes, rank) for limit_bytes in limits_bytes)
         return next(found for found in tried if found is not None)
 
-    def _preferred(
-        self, groups: Iterable[ConfigGroup], max_s: float, limit_bytes: float, rank: Rank
-    ) -> Found | None:
+    def _preferred(self, groups: Iterable[ConfigGroup], max_s: float, limit_bytes: float, rank: Rank) -> Found | None:
         """Return the preferred configuration within one memory limit; None if none is up to `max_s`."""
         # The same search with a lexicographic goal: a lower rank first, then a shorter step. The plainest configuration
         # of a group has a lower bound on the ranks of all its configurations, so most groups are never opened.
@@ -206,8 +212,7 @@ class BestFirst:
                     known = rank(stages.context.config)
                     heappush(heap, (known, stages.bound_s * (1 - SLACK), next(order), stages))
             elif best is None or (key, bound_s) < best:
-                self.simulated += 1
-                found = simulated_step_s(one), one
+                found = self._simulate(one), one
                 if found[0] <= max_s and (best is None or (key, found[0]) < best):
                     best, chosen = (key, found[0]), found
         return chosen

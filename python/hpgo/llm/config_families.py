@@ -69,6 +69,7 @@ class SharedCosts:
         self._splits: dict[object, LayerSplits] = {}
         self._families: dict[object, list[tuple[float, int, int, int]]] = {}
         self._by_ep: dict[object, list[tuple[float, int]]] = {}
+        self._powers = 0
         self._shapes: dict[object, dict[tuple[int, int], ParallelismConfig]] = {}
 
     def of(
@@ -98,9 +99,11 @@ class SharedCosts:
     def shapes(self, grid: ConfigGrid) -> dict[tuple[int, int], ParallelismConfig]:
         """Return the configurations of a grid by tp and cp. Some may not divide its number of GPUs."""
         gpus, context, takes = grid.context.gpus, grid.context, grid.space.takes
-        key = gpus.gpus_per_node, gpus.count.bit_length(), grid.at
+        # The first search has the most GPUs, so it has all cp of the later ones.
+        key = gpus.gpus_per_node, grid.at
+        self._powers = max(self._powers, gpus.count.bit_length())
         if key not in self._shapes:
-            cps = [1 << power for power in range(gpus.count.bit_length()) if takes("cp", 1 << power)]
+            cps = [1 << power for power in range(self._powers) if takes("cp", 1 << power)]
             tps = [tp for tp in divisors(gpus.gpus_per_node) if takes("tp", tp)]
             found = {
                 (tp, cp): changed(context.config, tp=tp, sequence_parallel=tp > 1, cp=cp)
@@ -114,8 +117,7 @@ class SharedCosts:
 
         They hold on any number of nodes that equal the grid's. Some may not divide that number of GPUs.
         """
-        gpus = grid.context.gpus
-        key = gpus.gpus_per_node, gpus.count.bit_length(), grid.at
+        key = grid.context.gpus.gpus_per_node, grid.at
         if key not in self._families:
             sizes = [size for size in divisors(grid.batch) if grid.space.takes("micro_batch_size", size)]
             found = [(grid.least_gpu_s(tp, cp, size), tp, cp, size) for (tp, cp), size in product(grid.shapes, sizes)]
@@ -182,7 +184,7 @@ class ConfigGrid:
         for gpu_s, tp, cp, size in self.costs.families(self):
             if gpu_s / count >= below_s:
                 break
-            if count % (tp * cp) == 0:
+            if count % (tp * cp) == 0 and self._pipelines(tp, cp):
                 yield Family(gpu_s / count, partial(self._open, tp, cp, size))
 
     def groups(self) -> Iterator[ConfigGroup]:
@@ -224,7 +226,7 @@ class ConfigGrid:
         # With ZeRO stage 3 gradients are not accumulated, and beside a pipeline no weights are gathered.
         if MAX_ZERO in self.space.rules.zero_stages:
             config = changed(config, zero_stage=MAX_ZERO, pp=2)
-        context = replace(self.context, config=config)
+        context = self.context.of_config(config)
         if not is_fused:
             return self.costs.of(context, self._least_costs(tp, cp, size, ep), _BY_SHARDING)
         return self.costs.of(context) if ep == 1 else self.costs.of(context, self._least_costs(tp, cp, size, 1), BY_EP)
@@ -330,14 +332,14 @@ class ConfigGrid:
                 fused_elementwise=placed.fused_elementwise,
             )  # fmt: skip
             yield group(
-                self.costs.of(replace(self.context, config=config), least, _BY_SHARDING), zero_stages=alike,
+                self.costs.of(self.context.of_config(config), least, _BY_SHARDING), zero_stages=alike,
                 recomputed=one.recomputed, some=self._some(one), order=(*one.order, size, 0),
             )  # fmt: skip
         if MAX_ZERO in zero_stages:
             # With ZeRO stage 3 a layer's time includes gathering weights, which depends on dp, on the pipeline and on
             # recomputation (`ParallelismConfig.shape`). So each of these has its own group.
             config = changed(placed, micro_batch_size=size, zero_stage=MAX_ZERO, dp_replicate=dp_replicate).shape
-            costs = LayerCosts(replace(self.context, config=config), least, _BY_SHARDING)
+            costs = LayerCosts(self.context.of_config(config), least, _BY_SHARDING)
             for again in one.recomputed:
                 yield group(
                     costs, zero_stages=(MAX_ZERO,), recomputed=(again,), some=False,

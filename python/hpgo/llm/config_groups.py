@@ -6,8 +6,7 @@ estimates few of them one by one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import product
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from hpgo.llm.layer_context import LayerContext
     from hpgo.llm.layer_split import LayerSplits
 
-Mesh = tuple[int, int, int, int, Fraction]
+Mesh = tuple[int, int, int, int, float]
 
 
 def mesh_of(config: ParallelismConfig) -> Mesh:
@@ -39,7 +38,7 @@ def mesh_of(config: ParallelismConfig) -> Mesh:
     >>> mesh_of(one) == mesh_of(other)
     True
     """
-    return config.tp, config.ep, config.pp, config.dp_cp_size, Fraction(config.micro_batch_size, config.cp)
+    return config.tp, config.ep, config.pp, config.dp_cp_size, config.micro_batch_size / config.cp
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class ConfigGroup:
     def mesh(self) -> Mesh:
         """Mesh of all configurations of the group."""
         config = self.costs.context.config
-        return config.tp, config.ep, self.pp, config.cp * self.dp, Fraction(config.micro_batch_size, config.cp)
+        return config.tp, config.ep, self.pp, config.cp * self.dp, config.micro_batch_size / config.cp
 
     @cached_property
     def plainest(self) -> ParallelismConfig:
@@ -131,7 +130,7 @@ class ConfigGroup:
         return PipelineStages(self._context(config), self.micro_batches, self.costs)
 
     def _context(self, config: ParallelismConfig) -> LayerContext:
-        return replace(self.costs.context, config=config, gpus=self.gpus)
+        return self.costs.context.of_config(config, self.gpus)
 
     def config_of(self, one: Candidate) -> ParallelismConfig:
         """Return the configuration of a candidate. If it recomputes some layers, their number is still open."""
@@ -213,7 +212,7 @@ def min_recomputed(none: PipelineStages, limit_bytes: float, minimum: int) -> Pi
     # One by one: the largest layer that is recomputed needs memory, so one more layer may need more in total.
     for layers in range(minimum, max(none.counts)):
         config = changed(context.config, recompute="full", recompute_num_layers=layers)
-        stages = PipelineStages(replace(context, config=config), none.micro_batches, none.costs)
+        stages = PipelineStages(context.of_config(config), none.micro_batches, none.costs)
         if max_memory_bytes(stages) <= limit_bytes:
             return stages
     return None

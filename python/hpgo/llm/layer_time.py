@@ -371,9 +371,7 @@ def layer_passes(context: LayerContext, known: Mapping[str, PassTime] = _NONE) -
     return {key: known[key] if key in known else term.time(context) for key, term in LAYER.items()}
 
 
-def layer_times(
-    context: LayerContext, passes: Mapping[str, PassTime] | None = None
-) -> tuple[LayerTime, LayerTime]:
+def layer_times(context: LayerContext, passes: Mapping[str, PassTime] | None = None) -> tuple[LayerTime, LayerTime]:
     """Return the times of a layer without full recomputation and with it. Both may recompute attention scores.
 
     `passes` are the terms of `layer_passes`, if they are known.

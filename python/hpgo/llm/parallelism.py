@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import gcd
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpgo.base.checks import check_int, check_is
@@ -692,6 +693,9 @@ def _check_graphed_modules(model: Transformer, config: ParallelismConfig) -> Non
 
 
 _FIELDS = tuple(field.name for field in fields(ParallelismConfig))
+_ALL_OF = attrgetter(*_FIELDS)
+# A frozen class refuses `setattr`, and the slots' own descriptors are faster than `object.__setattr__`.
+_SETTERS = {name: vars(ParallelismConfig)[name].__set__ for name in _FIELDS}
 
 
 def changed(config: ParallelismConfig, **values: Any) -> ParallelismConfig:
@@ -702,8 +706,10 @@ def changed(config: ParallelismConfig, **values: Any) -> ParallelismConfig:
     """
     # The search makes thousands of copies whose values it chose itself. Checking them takes ten times as long.
     found = object.__new__(ParallelismConfig)
-    for name in _FIELDS:
-        object.__setattr__(found, name, values[name] if name in values else getattr(config, name))
+    for put, value in zip(_SETTERS.values(), _ALL_OF(config), strict=True):
+        put(found, value)
+    for name, value in values.items():
+        _SETTERS[name](found, value)
     return found
 
 
