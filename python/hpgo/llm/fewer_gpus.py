@@ -20,7 +20,8 @@ def smaller_parts(cluster: Cluster, model: Transformer, global_batch_size: int) 
     """Yield nodes and GPUs of each node for the parts of a cluster with fewer GPUs, the one with the most GPUs first.
 
     A part has whole nodes, or on each of its nodes the same number of GPUs, among which the heads, the batch and powers
-    of 2 divide. Of equal numbers of GPUs, the part with fewer nodes comes first.
+    of 2 divide. Of equal numbers of GPUs, the part with fewer nodes comes first. Parts are left out if no pipeline
+    divides their GPUs.
 
     >>> from hpgo.hardware.cluster import Cluster
     >>> from hpgo.model.transformer_presets import TRANSFORMERS
@@ -33,7 +34,13 @@ def smaller_parts(cluster: Cluster, model: Transformer, global_batch_size: int) 
     counts = product(range(1, len(cluster.nodes) + 1), gpus)
     # Only the last node may have fewer GPUs than the others.
     for nodes, count in sorted(counts, key=lambda one: (-one[0] * one[1], one[0])):
-        if nodes * count < cluster.devices and cluster.nodes[nodes - 1].count >= count:
+        if nodes * count >= cluster.devices or cluster.nodes[nodes - 1].count < count:
+            continue
+        # A stage's GPUs are tp × cp × dp: tp divides those of a node, cp is a power of 2, and dp divides the batch. An
+        # even pipeline may count the embedding and the LM head as a layer each.
+        divided = count * global_batch_size << (nodes * count).bit_length()
+        stages = (nodes * count // pp for pp in range(1, model.layers + 3) if nodes * count % pp == 0)
+        if any(divided % gpus == 0 for gpus in stages):
             yield nodes, count
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.units import format_bytes
 from hpgo.errors import ClusterError, InfeasibleError
-from hpgo.llm.config_groups import config_groups, leanest
+from hpgo.llm.config_families import config_groups, min_state_bytes
+from hpgo.llm.config_groups import any_fits
 from hpgo.llm.estimate import max_memory_bytes
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.parallelism import ParallelismConfig
@@ -44,9 +45,10 @@ def nothing_fits(
         )
         gpus = minimum.context.gpus if on is None else Gpus.of(on, precision)
         context = replace(minimum.context, gpus=gpus, config=config)
+        if min_state_bytes(context, within) > gpus.count * limit_bytes:
+            return False
         # Larger micro-batches never need less memory, so trying the smallest ones decides.
-        one = leanest(config_groups(context, global_batch_size, _smallest(within)))
-        return one is not None and max_memory_bytes(one) <= limit_bytes
+        return any_fits(config_groups(context, global_batch_size, _smallest(within)), limit_bytes)
 
     if needed_bytes <= capacity_bytes:
         return InfeasibleError(message, f"reserve at most {format_bytes(capacity_bytes - needed_bytes)} per GPU")

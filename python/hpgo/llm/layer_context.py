@@ -59,6 +59,10 @@ class LayerContext:
             return self
         return LayerContext(self.model, self.config, self.gpus, self.constants, self.seq_length, kind)
 
+    def of_config(self, config: ParallelismConfig, gpus: Gpus | None = None) -> LayerContext:
+        """Return the context of another configuration, and perhaps of other GPUs."""
+        return LayerContext(self.model, config, gpus or self.gpus, self.constants, self.seq_length, self.kind)
+
     def once(self, term: Callable[[LayerContext], float], kind: Kind) -> float:
         """Return `term` of a layer of a kind. Each context computes it only once."""
         if (term, kind) not in self._known:

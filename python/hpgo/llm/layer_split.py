@@ -147,8 +147,7 @@ class LayerSplits:
 
     def state_bytes(self, context: LayerContext, held: PipelineRankLayers) -> Array:
         """Return the bytes of parameters, gradients and optimizer state of the layers in `held`, by split and rank."""
-        config = context.config
-        degrees = config.tp, config.cp, config.dp, config.ep, config.zero_stage
+        degrees = _degrees(context)
         if degrees not in self._states:
             self._states[degrees] = np.sum(list(stage_memory(context, held, STATE).values()), axis=0)
         return self._states[degrees]
@@ -157,6 +156,28 @@ class LayerSplits:
     def _states(self) -> dict[tuple[int, ...], Array]:
         # All micro-batch sizes share these bytes, and they take longer to compute than all other columns together.
         return {}
+
+    def mean_state_bytes(self, context: LayerContext) -> float:
+        """Return the bytes of parameters, gradients and optimizer state of a rank, on average over the ranks.
+
+        It is the same for all splits, or a little lower where several ranks gather the same weights.
+        """
+        degrees = _degrees(context)
+        if degrees not in self._mean_states:
+            layers = {(kind, False): self.kinds.count(kind) for kind in self.different}
+            whole = PipelineRankLayers(layers, {}, embedding=1, head=1)
+            self._mean_states[degrees] = sum(stage_memory(context, whole, STATE).values()) / self.pp
+        return self._mean_states[degrees]
+
+    @cached_property
+    def _mean_states(self) -> dict[tuple[int, ...], float]:
+        return {}
+
+
+def _degrees(context: LayerContext) -> tuple[int, ...]:
+    """Return the degrees on which the bytes of parameters, gradients and optimizer state depend."""
+    config = context.config
+    return config.tp, config.cp, config.dp, config.ep, config.zero_stage, config.dp_replicate
 
 
 def _kinds_first(counts: Array) -> Array:

@@ -31,6 +31,8 @@ _OVERLAPPED = {False: 0.39, True: 0.46}
 and of torch.compile's pieces where DTensor shards matrices. They are the shares of the stacks `te-hopper` and
 `torchtitan-async-tp`, fitted to published steps on H100."""
 
+_NONE: Mapping[str, PassTime] = {}
+
 
 _SCAN_RATE = 0.5
 """Rate of scans as a share of the rate of fused attention. Not measured."""
@@ -367,12 +369,22 @@ HEAD: dict[str, Term] = {"lm_head": Term("LM head and loss", lm_head)}
 EMBEDDING: dict[str, Term] = {"embedding": Term("embedding", embedding)}
 LAUNCH = "launch_overhead"
 """Key of the seconds by which the CPU's kernel launches of a layer take longer than its GPU's work."""
+BY_EP = frozenset(("experts", "ep_all_to_all", "param_all_gather", "grad_accumulation"))
+"""Keys of the terms of layers with experts that depend on expert parallelism."""
 
 
-def layer_times(context: LayerContext) -> tuple[LayerTime, LayerTime]:
-    """Return the times of a layer without full recomputation and with it. Both may recompute attention scores."""
+def layer_passes(context: LayerContext, known: Mapping[str, PassTime] = _NONE) -> dict[str, PassTime]:
+    """Return all terms of a layer. Terms in `known` are taken from there."""
+    return {key: known[key] if key in known else term.time(context) for key, term in LAYER.items()}
+
+
+def layer_times(context: LayerContext, passes: Mapping[str, PassTime] | None = None) -> tuple[LayerTime, LayerTime]:
+    """Return the times of a layer without full recomputation and with it. Both may recompute attention scores.
+
+    `passes` are the terms of `layer_passes`, if they are known.
+    """
     config, constants = context.config, context.constants
-    passes = {key: term.time(context) for key, term in LAYER.items()}
+    passes = layer_passes(context) if passes is None else passes
     if context.kind.experts and constants.expert_time_factor != 1.0:
         passes = {key: one.scaled(constants.expert_time_factor) for key, one in passes.items()}
     launch_s = launched_s(context)

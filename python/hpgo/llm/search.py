@@ -7,7 +7,8 @@ result. So it returns the same configurations as a simulation of every configura
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, get_args
 
@@ -16,9 +17,10 @@ from hpgo.base.messages import shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster, cluster_of
-from hpgo.llm.best_first import BestFirst, mesh_of
+from hpgo.llm.best_first import BestFirst
 from hpgo.llm.canonical import canonical
-from hpgo.llm.config_groups import ConfigGroup, SharedCosts, config_groups, leanest
+from hpgo.llm.config_families import SharedCosts, config_grids, config_groups, min_state_bytes
+from hpgo.llm.config_groups import leanest, mesh_of
 from hpgo.llm.estimate import (
     LlmEstimate,
     constants_of,
@@ -43,9 +45,10 @@ from hpgo.model.transformer import Transformer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from hpgo.llm.best_first import Found, Rank
+    from hpgo.llm.config_families import ConfigGrid
     from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.plan import LlmPlan
     from hpgo.llm.search_space import Value
@@ -70,8 +73,9 @@ class LlmPlanSearch(Record):
     """Estimates of the list. The first ones are as fast as the fastest, within the error of such differences, and
     sorted by `hpgo.llm.simplicity.preference`, the simplest first. The others follow, the fastest first.
 
-    The list has the `top` fastest meshes (`hpgo.llm.best_first.mesh_of`), each with the preferred of its equally fast
-    configurations, and also the fastest and the preferred configuration of all. All use the same number of GPUs."""
+    The list has the `top` fastest meshes (`hpgo.llm.config_groups.mesh_of`), each with the preferred of its equally
+    fast configurations, and also the fastest and the preferred configuration of all. All use the same number of GPUs.
+    """
     configurations: int
     """Number of all configurations of the search space on these GPUs."""
     bounded: int
@@ -187,7 +191,7 @@ def plan_llm(
     Without `devices`, the search also tries fewer GPUs: the same number on each of the first nodes. It uses them if no
     configuration on more GPUs is faster.
 
-    The list has one configuration for each mesh (`hpgo.llm.best_first.mesh_of`). `LlmPlanSearch.best` is the
+    The list has one configuration for each mesh (`hpgo.llm.config_groups.mesh_of`). `LlmPlanSearch.best` is the
     recommended one: the simplest of those as fast as `LlmPlanSearch.fastest`, within the error of such differences.
 
     Raises InfeasibleError if no configuration fits, with the shortfall and a suggestion; ArgumentError for fixed values
@@ -236,7 +240,7 @@ def plan_llm(
     return LlmPlanSearch(
         # Full estimates are made only for the configurations that are returned. The search needs step times alone.
         estimates=_listed([estimated(*one) for one in question.choices(search, rank)]),
-        configurations=sum(group.count for group in search.groups),
+        configurations=question.count(part),
         bounded=search.bounded,
         simulated=search.simulated,
         transformer=model,
@@ -256,7 +260,7 @@ def _listed(estimates: list[LlmEstimate]) -> tuple[LlmEstimate, ...]:
     return tuple(sorted(estimates, key=lambda one: (0, preference(one)) if one.step_s <= max_s else (1, (one.step_s,))))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Question:
     """A search: the inputs of all configurations, and the search space."""
 
@@ -266,6 +270,12 @@ class _Question:
     space: SearchSpace
     global_batch_size: int
     reserved_bytes: float
+    costs: SharedCosts = field(default_factory=SharedCosts)
+
+    @cached_property
+    def state_bytes(self) -> float:
+        """Lower bound on the bytes of parameters, gradients and optimizer state of all GPUs together."""
+        return min_state_bytes(self.context, self.space)
 
     @property
     def limit_bytes(self) -> float:
@@ -277,23 +287,24 @@ class _Question:
 
         `fewer` allows fewer GPUs than the cluster has. Raises what `plan_llm` raises if no configuration is found.
         """
-        costs = SharedCosts()
-        everything = BestFirst(self._all_groups(costs), self.limit_bytes, top)
-        everything.run()
+        self._check_fixed()
+        everything = self._search(self.context.gpus, top)
         on_all = everything.fastest[0] if everything.best else None
         part, search = self.cluster, everything
-        if fewer and (found := self._fewer(on_all[0] if on_all else inf, costs)) is not None:
+        if fewer and (found := self._fewer(on_all[0] if on_all else inf)) is not None:
             part = found
-            gpus = Gpus.of(part, self.context.config.precision)
-            search = BestFirst(list(self._groups(gpus, costs)), self.limit_bytes, top)
-            search.run()
+            search = self._search(Gpus.of(part, self.context.config.precision), top)
         if search.best:
             return part, search, None if part is self.cluster else on_all
-        if (least := leanest(everything.groups)) is None:
+        if (least := leanest(config_groups(self.context, self.global_batch_size, self.space))) is None:
             raise self._undivided()
         from hpgo.llm.infeasibility import nothing_fits
 
         raise nothing_fits(least, self.cluster, self.space, self.global_batch_size, reserved_bytes=self.reserved_bytes)
+
+    def count(self, part: Cluster) -> int:
+        """Return the number of configurations on a part of the cluster."""
+        return sum(grid.count for grid in self._grids(Gpus.of(part, self.context.config.precision)))
 
     def choices(self, search: BestFirst, rank: Rank) -> list[Found]:
         """Return the configurations of the list: of each of the fastest meshes, the preferred one."""
@@ -308,13 +319,12 @@ class _Question:
             found.append(search.preferred(most_s, limits_bytes, rank, mesh_of(stages.context.config)))
         return list({one.context.config: (step_s, one) for step_s, one in found}.values())
 
-    def _all_groups(self, costs: SharedCosts) -> list[ConfigGroup]:
-        """Return the groups on all GPUs. Raise ArgumentError for fixed values that no configuration has."""
+    def _check_fixed(self) -> None:
+        """Raise ArgumentError for fixed values that no configuration has."""
         try:
             self._check(self.space)
         except DegreeError as error:
             raise self._with_hint(error) from None
-        return list(config_groups(self.context, self.global_batch_size, self.space, costs=costs))
 
     def _check(self, space: SearchSpace) -> None:
         precision, seq_length = self.context.config.precision, self.context.seq_length
@@ -349,23 +359,35 @@ class _Question:
         asked = {"gpus": self.context.gpus.count, "global_batch_size": self.global_batch_size}
         return with_open(error, self.space, model=self.context.model, has_ways=has_some, **asked)
 
-    def _fewer(self, below_s: float, costs: SharedCosts) -> Cluster | None:
+    def _fewer(self, below_s: float) -> Cluster | None:
         """Return the smaller part of the cluster with the fastest configuration, if that is faster than `below_s`."""
         context, chosen = self.context, None
         needed_s = model_flop(context.model, context.seq_length, self.global_batch_size)
         needed_s /= context.gpus.peak_flop_per_s
         for nodes, count in smaller_parts(self.cluster, context.model, self.global_batch_size):
-            # No GPU is faster than its peak. Parts come in falling numbers of GPUs, so this rules out all later ones.
-            if needed_s / (nodes * count) >= below_s:
+            # No GPU is faster than its peak, and none holds more than its share of the state. Parts come in falling
+            # numbers of GPUs, so either rules out all later ones.
+            if needed_s / (nodes * count) >= below_s or not self._holds_state(nodes * count):
                 break
             gpus = replace(context.gpus, count=nodes * count, gpus_per_node=count)
-            search = BestFirst(list(self._groups(gpus, costs, below_s)), self.limit_bytes, 1, below_s)
-            search.run()
+            search = self._search(gpus, 1, below_s)
             if search.best and (step_s := search.fastest[0][0]) < below_s:
                 chosen, below_s = (nodes, count), step_s
         return None if chosen is None else part_of(self.cluster, *chosen)
 
-    def _groups(self, gpus: Gpus, costs: SharedCosts, below_s: float = inf) -> Iterator[ConfigGroup]:
-        """Yield the groups on some GPUs that may be faster than `below_s`."""
+    def _search(self, gpus: Gpus, top: int, below_s: float = inf) -> BestFirst:
+        """Return a finished search on some GPUs, for configurations that are faster than `below_s`."""
+        grids = self._grids(gpus) if self._holds_state(gpus.count) else []
+        families = [family for grid in grids for family in grid.families(below_s)]
+        search = BestFirst(families, self.limit_bytes, top, below_s)
+        search.run()
+        return search
+
+    def _grids(self, gpus: Gpus) -> list[ConfigGrid]:
         context = replace(self.context, gpus=gpus)
-        yield from config_groups(context, self.global_batch_size, self.space, costs=costs, below_s=below_s)
+        return config_grids(context, self.global_batch_size, self.space, costs=self.costs)
+
+    def _holds_state(self, gpus: int) -> bool:
+        """Return whether some GPUs together have the memory for parameters, gradients and optimizer state."""
+        each_bytes = self.limit_bytes - self.context.constants.framework_overhead_bytes
+        return self.state_bytes <= gpus * each_bytes

@@ -14,11 +14,23 @@ from typing import TYPE_CHECKING
 
 from hpgo.llm.amounts import Amount, before_ranks, by_rank, maximum, over_ranks
 from hpgo.llm.layer_context import VALUE
-from hpgo.llm.layer_time import EMBEDDING, HEAD, LAUNCH, LAYER, LayerTime, StagePasses, end_times, layer_times
+from hpgo.llm.layer_time import (
+    BY_EP,
+    EMBEDDING,
+    HEAD,
+    LAUNCH,
+    LAYER,
+    LayerTime,
+    StagePasses,
+    end_times,
+    layer_passes,
+    layer_times,
+)
 from hpgo.llm.memory import SAVED, PipelineRankLayers, expert_parameters, parameters, sharded_parameters
 from hpgo.llm.optimizer_state import saved_traffic_bytes
 
 if TYPE_CHECKING:
+    from hpgo.llm.experts import PassTime
     from hpgo.llm.layer_context import LayerContext
     from hpgo.model.transformer import Kind, Transformer
 
@@ -81,12 +93,14 @@ class LayerCosts:
     """Inputs of the terms. The configuration is a shape (`ParallelismConfig.shape`), so no term can depend on other
     fields."""
     like: LayerCosts | None = None
-    """Costs of a shape that differs in `ep` only. The times of layers without experts are taken from there."""
+    """Costs of a shape that differs in few terms. All others are taken from there."""
+    differing: frozenset[str] = frozenset()
+    """Keys of the terms that differ from those of `like`."""
 
     @classmethod
-    def from_context(cls, context: LayerContext, like: LayerCosts | None = None) -> LayerCosts:
+    def from_context(cls, context: LayerContext) -> LayerCosts:
         """Return the costs of the shape of a context's configuration."""
-        return cls(replace(context, config=context.config.shape), like)
+        return cls(replace(context, config=context.config.shape))
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
@@ -94,15 +108,38 @@ class LayerCosts:
         return kinds_of(self.context.model)
 
     @cached_property
+    def counts(self) -> dict[Kind, int]:
+        """Number of layers of each kind."""
+        return Counter(self.kinds)
+
+    @cached_property
+    def passes_by_kind(self) -> dict[Kind, dict[str, PassTime]]:
+        """Terms of a layer by kind."""
+        found = {}
+        for kind in self.counts:
+            known = {} if self.like is None else self.like.passes_by_kind[kind]
+            known = {key: one for key, one in known.items() if key not in self.differing}
+            found[kind] = layer_passes(self.context.of(kind), known)
+        return found
+
+    @cached_property
     def layer(self) -> dict[tuple[Kind, bool], LayerTime]:
         """Times of a layer by kind, and by whether its forward pass is recomputed."""
         found: dict[tuple[Kind, bool], LayerTime] = {}
-        for kind in dict.fromkeys(self.kinds):
-            if self.like is not None and not kind.experts:
-                found |= {(kind, again): self.like.layer[kind, again] for again in (False, True)}
-            else:
-                found |= zip(((kind, False), (kind, True)), layer_times(self.context.of(kind)), strict=True)
+        for kind, passes in self.passes_by_kind.items():
+            found |= zip(((kind, False), (kind, True)), layer_times(self.context.of(kind), passes), strict=True)
         return found
+
+    @cached_property
+    def least_s(self) -> float:
+        """Lower bound on `model_s` of all shapes that differ from this one in `ep` and in CUDA graphs only."""
+        found_s = self.head.total_s + self.embedding.total_s
+        for kind, count in self.counts.items():
+            one = self.layer[kind, False]
+            for key in one.forward_s:
+                if key != LAUNCH and not (kind.experts and key in BY_EP):
+                    found_s += count * (one.forward_s[key] + one.backward_s[key])
+        return found_s
 
     @cached_property
     def head(self) -> LayerTime:
@@ -131,7 +168,7 @@ class LayerCosts:
     @cached_property
     def model_s(self) -> tuple[float, float]:
         """Seconds of a micro-batch in the whole model, without recomputation and with all layers recomputed."""
-        counts, ends_s = Counter(self.kinds).items(), self.head.total_s + self.embedding.total_s
+        counts, ends_s = self.counts.items(), self.head.total_s + self.embedding.total_s
         none_s, all_s = (
             sum(count * self.layer[kind, again].total_s for kind, count in counts) for again in (False, True)
         )
@@ -145,7 +182,7 @@ class LayerCosts:
         """
         import numpy as np
 
-        rows = [[self.layer[kind, again] for again in (False, True)] for kind in dict.fromkeys(self.kinds)]
+        rows = [[self.layer[kind, again] for again in (False, True)] for kind in self.counts]
         rows += [[end, end] for end in (self.embedding, self.head)]
         return np.array([[part for time in row for part in StagePasses.from_layers([(1, time)])] for row in rows])
 

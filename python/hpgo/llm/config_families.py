@@ -1,0 +1,442 @@
+"""The search space as families of groups, with a lower bound on the step times of each family.
+
+All groups of a family have the same tp, cp and micro-batch size, so a layer takes each of them a minimum of GPU time.
+The search opens a family only if its bound comes to the front. Most families stay closed: their groups are only
+counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import product
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, get_args
+
+from hpgo.base.divisors import divisors
+from hpgo.errors import ArgumentError
+from hpgo.llm.bounds import SLACK
+from hpgo.llm.config_groups import ConfigGroup
+from hpgo.llm.layer_context import NARROW, VALUE
+from hpgo.llm.layer_split import LayerSplits
+from hpgo.llm.layer_time import BY_EP, LAYER
+from hpgo.llm.memory import STATE, PipelineRankLayers, stage_memory
+from hpgo.llm.parallelism import MAX_ZERO, RecomputedModule, changed, check_degrees
+from hpgo.llm.recompute import MODULES, without_parts
+from hpgo.llm.step_time import LayerCosts, kinds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from hpgo.llm.layer_context import LayerContext
+    from hpgo.llm.parallelism import ParallelismConfig, PipelineSchedule
+    from hpgo.llm.search_space import SearchSpace
+
+_BY_SHARDING = frozenset(("elementwise", "param_all_gather", "grad_accumulation"))
+"""Keys of the terms that depend on ZeRO stage 3, on replicas or on fused operations."""
+
+
+class Family(NamedTuple):
+    """Groups that a search has not opened yet."""
+
+    bound_s: float
+    """Lower bound on the step times of all groups."""
+    open: Callable[[], Iterable[Family | ConfigGroup]]
+    """Function that returns the groups, or smaller families of them."""
+
+
+class _Pipeline(NamedTuple):
+    """The part of groups that their micro-batch size does not change."""
+
+    order: tuple[int, ...]
+    config: ParallelismConfig
+    """Configuration as the framework runs it, with open ZeRO stage and micro-batch size."""
+    recomputed: tuple[bool, ...]
+    zero_stages: tuple[tuple[int, ...], tuple[int, ...]]
+    """ZeRO stages with several micro-batches, and with a single one."""
+    splits: tuple[LayerSplits, LayerSplits]
+    """Layer splits if pp does not divide the number of micro-batches, and if it does."""
+
+
+class SharedCosts:
+    """Costs of shapes, and layer splits, for searches of one space on different numbers of GPUs."""
+
+    def __init__(self) -> None:
+        self.spaces: list[SearchSpace] = []
+        """Parts of the search space, one for each of its grids."""
+        self._costs: dict[object, LayerCosts] = {}
+        self._splits: dict[object, LayerSplits] = {}
+        self._families: dict[object, list[tuple[float, int, int, int]]] = {}
+        self._by_ep: dict[object, list[tuple[float, int]]] = {}
+        self._powers = 0
+        self._shapes: dict[object, dict[tuple[int, int], ParallelismConfig]] = {}
+
+    def of(
+        self, context: LayerContext, like: LayerCosts | None = None, differing: frozenset[str] = frozenset()
+    ) -> LayerCosts:
+        """Return the costs of the shape in `context`. `like` and `differing` are fields of `LayerCosts`."""
+        # All terms take the GPUs' rates from these rings, except for the all-to-all, which counts nodes.
+        nodes = -(-context.config.ep // context.gpus.gpus_per_node)
+        key = context.config, context.tensor_ring, context.context_ring, nodes
+        if key not in self._costs:
+            self._costs[key] = LayerCosts(context, like, differing)
+        return self._costs[key]
+
+    def splits(
+        self, grid: ConfigGrid, pp: int, schedule: PipelineSchedule, vpps: Iterable[int], *, whole_rounds: bool
+    ) -> LayerSplits:
+        """Return the layer splits of a pipeline. They do not depend on tp, cp, dp and batches."""
+        key = pp, schedule, tuple(_fitting(vpps, schedule, whole_rounds=whole_rounds))
+        if key not in self._splits:
+            model, rules = grid.context.model, grid.space.rules
+            # Frameworks place the layers of models with experts stage by stage.
+            self._splits[key] = LayerSplits.from_kinds(
+                kinds_of(model), pp, key[2], schedule, uneven=rules.uneven_ends, laid_out=bool(model.experts)
+            )
+        return self._splits[key]
+
+    def shapes(self, grid: ConfigGrid) -> dict[tuple[int, int], ParallelismConfig]:
+        """Return the configurations of a grid by tp and cp. Some may not divide its number of GPUs."""
+        gpus, context, takes = grid.context.gpus, grid.context, grid.space.takes
+        # The first search has the most GPUs, so it has all cp of the later ones.
+        key = gpus.gpus_per_node, grid.at
+        self._powers = max(self._powers, gpus.count.bit_length())
+        if key not in self._shapes:
+            cps = [1 << power for power in range(self._powers) if takes("cp", 1 << power)]
+            tps = [tp for tp in divisors(gpus.gpus_per_node) if takes("tp", tp)]
+            found = {
+                (tp, cp): changed(context.config, tp=tp, sequence_parallel=tp > 1, cp=cp)
+                for tp, cp in product(tps, cps)
+            }
+            self._shapes[key] = {at: shape for at, shape in found.items() if _divides(shape, context)}
+        return self._shapes[key]
+
+    def families(self, grid: ConfigGrid) -> list[tuple[float, int, int, int]]:
+        """Return lower bounds on GPU-seconds of a step, each with tp, cp and a micro-batch size, the lowest first.
+
+        They hold on any number of nodes that equal the grid's. Some may not divide that number of GPUs.
+        """
+        key = grid.context.gpus.gpus_per_node, grid.at
+        if key not in self._families:
+            sizes = [size for size in divisors(grid.batch) if grid.space.takes("micro_batch_size", size)]
+            found = [(grid.least_gpu_s(tp, cp, size), tp, cp, size) for (tp, cp), size in product(grid.shapes, sizes)]
+            self._families[key] = sorted(found)
+        return self._families[key]
+
+    def by_ep(self, grid: ConfigGrid, tp: int, cp: int, size: int) -> list[tuple[float, int]]:
+        """Return lower bounds on GPU-seconds of a step, each with an ep, on any number of such nodes."""
+        key = grid.context.gpus.gpus_per_node, grid.at, tp, cp, size
+        if key not in self._by_ep:
+            eps = [ep for ep in divisors(grid.context.model.experts) if grid.space.takes("ep", ep)]
+            self._by_ep[key] = [(grid.least_gpu_s(tp, cp, size, ep), ep) for ep in eps]
+        return self._by_ep[key]
+
+
+@dataclass(frozen=True)
+class ConfigGrid:
+    """All groups of a search space on some GPUs, for one choice of the settings that the degrees leave open."""
+
+    context: LayerContext
+    """Model, GPUs, and the settings of all configurations."""
+    batch: int
+    """Sequences per step, over all replicas."""
+    space: SearchSpace
+    costs: SharedCosts
+    at: int = 0
+    """Position of the settings in the search space."""
+
+    @property
+    def shapes(self) -> dict[tuple[int, int], ParallelismConfig]:
+        """Configurations by tp and cp. Some may not divide the number of GPUs."""
+        return self.costs.shapes(self)
+
+    @cached_property
+    def recomputed(self) -> tuple[bool, ...]:
+        """Kinds of recomputation: of no layers (False), and of all layers (True)."""
+        base, takes = self.context.config, self.space.takes
+        if base.recompute_modules:
+            return (False,) if takes("recompute", "selective") else ()
+        # Flash attention saves no scores, so selective recomputation changes nothing.
+        kinds = [kind for kind in ("none", "full") if kind in self.space.rules.recompute and takes("recompute", kind)]
+        # Graphs of layers exclude full recomputation.
+        if base.cuda_graph_impl in {"local", "transformer_engine"}:
+            kinds = [kind for kind in kinds if kind != "full"]
+        return tuple(kind == "full" for kind in kinds)
+
+    @property
+    def count(self) -> int:
+        """Number of configurations, partial recomputation included."""
+        found = 0
+        for tp, cp in self.shapes:
+            for one in self._pipelines(tp, cp):
+                samples, again = self.batch // one.config.dp, len(one.recomputed)
+                for size in self._sizes(samples):
+                    splits, stages = self._of_size(one, samples // size)
+                    found += len(stages) * len(splits.found) * again
+                    if self._some(one):
+                        found += sum(stage < MAX_ZERO for stage in stages) * splits.some
+        return found
+
+    def families(self, below_s: float = inf) -> Iterator[Family]:
+        """Yield families with bounds below `below_s`, the lowest first."""
+        count = self.context.gpus.count
+        for gpu_s, tp, cp, size in self.costs.families(self):
+            if gpu_s / count >= below_s:
+                break
+            if count % (tp * cp) == 0 and self._pipelines(tp, cp):
+                yield Family(gpu_s / count, partial(self._open, tp, cp, size))
+
+    def groups(self) -> Iterator[ConfigGroup]:
+        """Yield all groups in the order of the search space."""
+        for (tp, cp), pipelines in ((key, self._pipelines(*key)) for key in self.shapes):
+            for one in pipelines:
+                for size in self._sizes(self.batch // one.config.dp):
+                    yield from self._groups(one, tp, cp, size)
+
+    def _open(self, tp: int, cp: int, size: int) -> Iterator[Family | ConfigGroup]:
+        """Yield the groups of a family, or a family for each ep."""
+        fitting = [one for one in self._pipelines(tp, cp) if self.batch // one.config.dp % size == 0]
+        if not self.context.model.experts:
+            for one in fitting:
+                yield from self._groups(one, tp, cp, size)
+            return
+        for gpu_s, ep in self.costs.by_ep(self, tp, cp, size) if fitting else ():
+            if alike := [one for one in fitting if one.config.ep == ep]:
+                yield Family(gpu_s / self.context.gpus.count, partial(self._open_all, alike, tp, cp, size))
+
+    def _open_all(self, pipelines: list[_Pipeline], tp: int, cp: int, size: int) -> Iterator[ConfigGroup]:
+        for one in pipelines:
+            yield from self._groups(one, tp, cp, size)
+
+    def least_gpu_s(self, tp: int, cp: int, size: int, ep: int | None = None) -> float:
+        """Return a lower bound on the GPU-seconds of a step with some ep, or with any, and with any other degrees.
+
+        It holds on any number of nodes that equal the context's.
+        """
+        found = inf
+        for is_fused in {True, len(self.space.rules.pp_schedules) == 1}:
+            costs = self._least_costs(tp, cp, size, ep or 1, is_fused=is_fused)
+            found = min(found, costs.least_s if ep is None and self.context.model.experts else costs.model_s[0])
+        return found * self.batch / size * tp * cp * (1 - 4 * SLACK)
+
+    def _least_costs(self, tp: int, cp: int, size: int, ep: int, *, is_fused: bool = True) -> LayerCosts:
+        """Return the lowest costs of all groups with these degrees."""
+        config = changed(self.shapes[tp, cp], micro_batch_size=size, ep=ep, fused_elementwise=is_fused)
+        # With ZeRO stage 3 gradients are not accumulated, and beside a pipeline no weights are gathered.
+        if MAX_ZERO in self.space.rules.zero_stages:
+            config = changed(config, zero_stage=MAX_ZERO, pp=2)
+        context = self.context.of_config(config)
+        if not is_fused:
+            return self.costs.of(context, self._least_costs(tp, cp, size, ep), _BY_SHARDING)
+        return self.costs.of(context) if ep == 1 else self.costs.of(context, self._least_costs(tp, cp, size, 1), BY_EP)
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int], list[_Pipeline]]:
+        return {}
+
+    def _pipelines(self, tp: int, cp: int) -> list[_Pipeline]:
+        """Return all pipelines with a tp and a cp, in the order of the search space."""
+        if (tp, cp) not in self._known:
+            self._known[tp, cp] = list(self._each_pipeline(tp, cp))
+        return self._known[tp, cp]
+
+    def _each_pipeline(self, tp: int, cp: int) -> Iterator[_Pipeline]:
+        model, gpus, rules, takes = self.context.model, self.context.gpus, self.space.rules, self.space.takes
+        shape, base = self.shapes[tp, cp], self.context.config
+        dp_replicate = self.space.degree("dp_replicate")
+        is_plain = not base.recompute_modules and base.cuda_graph_impl == "none"
+        if gpus.count % (tp * cp):
+            return
+        place = list(self.shapes).index((tp, cp))
+        for pp in divisors(gpus.count // (tp * cp)):
+            dp = gpus.count // (tp * cp) // pp
+            if self.batch % dp or not (takes("pp", pp) and takes("dp", dp)):
+                continue
+            if (pp > 1 and model.tied and not rules.ties_piped) or dp % dp_replicate:
+                continue
+            # An even split may count the embedding and the LM head as a layer each, hence the 2 (`stage_layers`).
+            max_vpp = (model.layers + 2) // pp if pp > 1 else 1
+            if not (vpps := [count for count in range(1, max_vpp + 1) if takes("vpp", count)]):
+                continue
+            eps = [each for each in divisors(model.experts or 1) if gpus.count // pp % each == 0 and takes("ep", each)]
+            for ep, (after, schedule) in product(eps, enumerate(rules.pp_schedules)):
+                splits_backward = schedule != "1f1b"
+                if not takes("pp_schedule", schedule) or (splits_backward and not (pp > 1 and is_plain)):
+                    continue
+                # No framework recomputes a layer only once if backward passes are split.
+                recomputed = tuple(again for again in self.recomputed if not (again and splits_backward))
+                vpp = 2 if splits_backward else 1
+                config = rules.as_run(changed(shape, ep=ep, pp=pp, dp=dp, vpp=vpp, pp_schedule=schedule))
+                if self.space.settings and rules.broken_degrees(changed(config, zero_stage=1), tied=model.tied):
+                    continue
+                if recomputed:
+                    yield _Pipeline(
+                        (self.at, place, pp, ep, after), config, recomputed,
+                        (self._zero_stages(config, micro_batches=2), self._zero_stages(config, micro_batches=1)),
+                        (self.costs.splits(self, pp, schedule, vpps, whole_rounds=False),
+                         self.costs.splits(self, pp, schedule, vpps, whole_rounds=True)),
+                    )  # fmt: skip
+
+    def _zero_stages(self, config: ParallelismConfig, *, micro_batches: int) -> tuple[int, ...]:
+        model, rules = self.context.model, self.space.rules
+        dp_replicate = self.space.degree("dp_replicate")
+        found = rules.zero_stages_of(config, micro_batches=micro_batches, experts=bool(model.experts))
+        found = tuple(stage for stage in found if self.space.takes("zero_stage", stage))
+        if dp_replicate > 1:
+            # Without experts, the number of replicas of an expert is not used.
+            whole = not model.experts or config.expert_dp_size % dp_replicate == 0
+            found = tuple(stage for stage in found if whole and stage in rules.hybrid_stages)
+        # Of the settings, only the formats of the optimizer state depend on the ZeRO stage.
+        if config.has_narrow_state:
+            found = tuple(
+                stage for stage in found if not rules.broken_degrees(changed(config, zero_stage=stage), tied=model.tied)
+            )
+        return found
+
+    def _sizes(self, samples: int) -> list[int]:
+        """Return the micro-batch sizes of a replica with some samples."""
+        if samples not in self._known_sizes:
+            fitting = [size for size in divisors(samples) if self.space.takes("micro_batch_size", size)]
+            self._known_sizes[samples] = fitting
+        return self._known_sizes[samples]
+
+    @cached_property
+    def _known_sizes(self) -> dict[int, list[int]]:
+        return {}
+
+    def _some(self, one: _Pipeline) -> bool:
+        """Return whether some layers of each stage may be recomputed."""
+        return self.space.rules.recompute_num_layers and len(one.recomputed) > 1 and not one.config.splits_backward
+
+    @staticmethod
+    def _of_size(one: _Pipeline, micro_batches: int) -> tuple[LayerSplits, tuple[int, ...]]:
+        """Return the layer splits and the ZeRO stages of a pipeline with some micro-batches."""
+        return one.splits[micro_batches % one.config.pp == 0], one.zero_stages[micro_batches == 1]
+
+    def _groups(self, one: _Pipeline, tp: int, cp: int, size: int) -> Iterator[ConfigGroup]:
+        """Yield the groups of a pipeline and a micro-batch size."""
+        micro_batches = self.batch // one.config.dp // size
+        splits, zero_stages = self._of_size(one, micro_batches)
+        if not (splits.found and zero_stages):
+            return
+        placed, dp_replicate = one.config, self.space.degree("dp_replicate")
+        group = partial(
+            ConfigGroup, gpus=self.context.gpus, pp=placed.pp, dp=placed.dp, micro_batches=micro_batches, splits=splits,
+            dp_replicate=dp_replicate,
+        )  # fmt: skip
+        least = self._least_costs(tp, cp, size, placed.ep)
+        if alike := tuple(stage for stage in zero_stages if stage < MAX_ZERO):
+            config = changed(
+                self.shapes[tp, cp], ep=placed.ep, micro_batch_size=size, overlap_dp_comm=placed.overlap_dp_comm,
+                fused_elementwise=placed.fused_elementwise,
+            )  # fmt: skip
+            yield group(
+                self.costs.of(self.context.of_config(config), least, _BY_SHARDING), zero_stages=alike,
+                recomputed=one.recomputed, some=self._some(one), order=(*one.order, size, 0),
+            )  # fmt: skip
+        if MAX_ZERO in zero_stages:
+            # With ZeRO stage 3 a layer's time includes gathering weights, which depends on dp, on the pipeline and on
+            # recomputation (`ParallelismConfig.shape`). So each of these has its own group.
+            config = changed(placed, micro_batch_size=size, zero_stage=MAX_ZERO, dp_replicate=dp_replicate).shape
+            costs = LayerCosts(self.context.of_config(config), least, _BY_SHARDING)
+            for again in one.recomputed:
+                yield group(
+                    costs, zero_stages=(MAX_ZERO,), recomputed=(again,), some=False,
+                    order=(*one.order, size, 1 + again),
+                )  # fmt: skip
+
+
+def config_grids(
+    context: LayerContext, global_batch_size: int, space: SearchSpace, *, costs: SharedCosts | None = None
+) -> list[ConfigGrid]:
+    """Return the grids of the search that `hpgo.plan_llm` describes, for a context's model, GPUs and precision.
+
+    `costs` are shared with searches on other numbers of GPUs.
+    """
+    costs = SharedCosts() if costs is None else costs
+    if not costs.spaces:
+        costs.spaces = list(_spaces(context, space))
+    return [
+        ConfigGrid(replace(context, config=replace(context.config, **one.settings)), global_batch_size, one, costs, at)
+        for at, one in enumerate(costs.spaces)
+    ]
+
+
+def config_groups(context: LayerContext, global_batch_size: int, space: SearchSpace) -> Iterator[ConfigGroup]:
+    """Yield all groups of a search space in their order."""
+    for grid in config_grids(context, global_batch_size, space):
+        yield from grid.groups()
+
+
+def _spaces(context: LayerContext, space: SearchSpace) -> Iterator[SearchSpace]:
+    """Yield parts of a search space, each with one choice of the settings that it leaves open."""
+    config = replace(context.config, **space.settings)
+    if space.fixed.get("recompute") == "selective" and not config.recompute_modules:
+        for modules in _module_sets(replace(context, config=config)):
+            yield replace(space, fixed={**space.fixed, "recompute_modules": modules})
+    else:
+        yield space
+
+
+def min_state_bytes(context: LayerContext, space: SearchSpace) -> float:
+    """Return a lower bound on the bytes of parameters, gradients and optimizer state, over all GPUs together.
+
+    GPUs that divide them in any manner hold at least one copy of all.
+    """
+    context = replace(context, config=replace(context.config, **space.settings))
+    whole = PipelineRankLayers(
+        {(kind, False): count for kind, count in Counter(kinds_of(context.model)).items()}, {}, embedding=1, head=1
+    )
+    stages = {*space.rules.zero_stages, *space.rules.zero_stages_with_pp}
+    contexts = [replace(context, config=changed(context.config, zero_stage=stage)) for stage in stages]
+    return min(sum(stage_memory(one, whole, STATE).values()) for one in contexts) * (1 - SLACK)
+
+
+def _divides(config: ParallelismConfig, context: LayerContext) -> bool:
+    try:
+        check_degrees(context.model, config, seq_length=context.seq_length)
+    except ArgumentError:
+        return False
+    return True
+
+
+def _module_sets(context: LayerContext) -> Iterator[tuple[RecomputedModule, ...]]:
+    """Yield sets of modules to recompute: each alone, and the best ones together.
+
+    Modules are ordered by the bytes that a micro-batch saves per second of recomputation, over all layers.
+    """
+    saved: dict[RecomputedModule, float] = {}
+    for name in get_args(RecomputedModule):
+        saved_bytes = repeated_s = 0.0
+        for kind, count in Counter(kinds_of(context.model)).items():
+            one = context.of(kind)
+            passes = {key: term.time(one) for key, term in LAYER.items()}
+            saved_bytes += count * MODULES[name].saved(one, NARROW.get(context.config.precision, VALUE))
+            repeated_s += count * sum(MODULES[name].repeated(one, passes).values())
+        if saved_bytes:
+            saved[name] = saved_bytes / repeated_s
+    order = sorted(saved, key=lambda name: -saved[name])
+    sets = [(name,) for name in order] + [tuple(order[:count]) for count in range(2, len(order) + 1)]
+    for modules in dict.fromkeys(map(without_parts, sets)):
+        try:
+            replace(context.config, recompute="selective", recompute_modules=modules)
+        except ArgumentError:  # CUDA graphs exclude some modules
+            continue
+        yield modules
+
+
+def _fitting(vpps: Iterable[int], schedule: PipelineSchedule, *, whole_rounds: bool) -> Iterator[int]:
+    """Yield the numbers of virtual stages per rank that a schedule can run.
+
+    `whole_rounds` tells whether the number of micro-batches is a multiple of pp, which interleaving needs.
+    """
+    for vpp in vpps:
+        if schedule == "zb_v":
+            fits = vpp == 2
+        elif schedule == "interleaved_zb":
+            fits = vpp > 1 and whole_rounds
+        else:
+            fits = vpp == 1 or whole_rounds
+        if fits:
+            yield vpp
