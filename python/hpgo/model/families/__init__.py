@@ -96,7 +96,13 @@ def _texts(part: Any) -> Iterable[str]:
     """Return all formulas in a part of a family's file."""
     if isinstance(part, str):
         return [part]
-    rows = [row for key, row in part.items() if key != "of"] if isinstance(part, dict) else part if isinstance(part, list) else ()
+    rows = (
+        [row for key, row in part.items() if key != "of"]
+        if isinstance(part, dict)
+        else part
+        if isinstance(part, list)
+        else ()
+    )
     return [text for row in rows for text in _texts(row)]
 
 
