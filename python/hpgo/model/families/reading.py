@@ -23,24 +23,11 @@ VERSION_KEY = "hpgo_transformer"
 FIELDS_HINT = "`python -m pydoc hpgo.Transformer` lists the keys"
 MISSING_KEY_HINT = f"take all of the config.json that the model came with, or describe it with `{VERSION_KEY}: 1`"
 REFUSED_HINT = f"describe the model with `{VERSION_KEY}: 1`: {FIELDS_HINT}"
+_RECORDS: tuple[Any, ...] = (
+    Transformer, Arithmetic, RopeScaling, Block, Attention, Scan, Linear, Conv, Vector, Mlp, Experts, Tower,
+)  # fmt: skip
 OPTIONAL = {
-    name
-    for kind in (
-        Transformer,
-        Arithmetic,
-        RopeScaling,
-        Block,
-        Attention,
-        Scan,
-        Linear,
-        Conv,
-        Vector,
-        Mlp,
-        Experts,
-        Tower,
-    )  # fmt: skip
-    for name, field in kind.__dataclass_fields__.items()
-    if field.default is not MISSING
+    name for kind in _RECORDS for name, field in kind.__dataclass_fields__.items() if field.default is not MISSING
 } | {"q_rank"}
 _NULLABLE = {
     name
