@@ -82,9 +82,8 @@ def test_small_models_have_the_parameters_that_transformers_builds(transformers,
         held = {"model_type": kind} | drawn(transformers, kind, chance)
         try:
             shape = of_document(held)
-        except hpgo.errors.ProfileError as error:
-            print(error)
-            continue
+        except hpgo.errors.ProfileError:
+            continue  # sizes that do not fit each other
         assert shape.parameters == count(transformers, held), held
         if (compared := compared + 1) == DRAWS:
             break
@@ -110,11 +109,7 @@ def test_defaults_of_classes_have_the_recorded_parameters(reference) -> None:
 
 def test_configs_of_public_models_have_the_recorded_parameters(reference) -> None:
     counts = json.loads((reference / "configs" / "parameters.json").read_text())
-    left = {}
     for name, parameters in counts.items():
         held = json.loads((reference / "configs" / f"{name}.json").read_text())
-        if held["model_type"] not in family_names():
-            left[name] = held["model_type"]
-        else:
+        if held["model_type"] in family_names():
             assert of_document(held).parameters == parameters, name
-    print(left)

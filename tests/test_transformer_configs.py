@@ -146,7 +146,7 @@ def test_configs_of_public_models_count_to_the_last_parameter(reference) -> None
 def test_the_table_of_defaults_is_that_of_the_pinned_transformers(transformers) -> None:
     import class_defaults
 
-    assert class_defaults.TYPES == KINDS
+    assert set(class_defaults.TYPES) >= set(KINDS)
     held = json.loads(class_defaults.TABLE.read_text(encoding="utf-8"))
     if transformers.__version__ != held["transformers"]:
         pytest.skip(f"the table is from transformers {held['transformers']}, and {transformers.__version__} is here")

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _PARTS = (
-    "shape", "arithmetic", "defaults", "extra", "must_be", "rope", "other", "lists", "blocks", "before", "after", "tower",
+    "shape", "arithmetic", "defaults", "extra", "must_be", "rope", "other", "lists", "blocks", "before", "after",
+    "tower",
 )  # fmt: skip
 """Parts of a file that are mappings. A family has the rows of its base, too, unless it has its own under the key."""
 _LISTS = ("from_one", "ignored", "must_hold")
@@ -96,7 +97,9 @@ def _texts(part: Any) -> Iterable[str]:
     """Return all formulas in a part of a family's file."""
     if isinstance(part, str):
         return [part]
-    rows = [row for key, row in part.items() if key != "of"] if isinstance(part, dict) else part if isinstance(part, list) else ()
+    rows = part if isinstance(part, list) else []
+    if isinstance(part, dict):
+        rows = [row for key, row in part.items() if key != "of"]  # `of` names a block
     return [text for row in rows for text in _texts(row)]
 
 

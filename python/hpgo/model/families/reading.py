@@ -23,13 +23,11 @@ VERSION_KEY = "hpgo_transformer"
 FIELDS_HINT = "`python -m pydoc hpgo.Transformer` lists the keys"
 MISSING_KEY_HINT = f"take all of the config.json that the model came with, or describe it with `{VERSION_KEY}: 1`"
 REFUSED_HINT = f"describe the model with `{VERSION_KEY}: 1`: {FIELDS_HINT}"
+_RECORDS: tuple[Any, ...] = (
+    Transformer, Arithmetic, RopeScaling, Block, Attention, Scan, Linear, Conv, Vector, Mlp, Experts, Tower,
+)  # fmt: skip
 OPTIONAL = {
-    name
-    for kind in (
-        Transformer, Arithmetic, RopeScaling, Block, Attention, Scan, Linear, Conv, Vector, Mlp, Experts, Tower,
-    )  # fmt: skip
-    for name, field in kind.__dataclass_fields__.items()
-    if field.default is not MISSING
+    name for kind in _RECORDS for name, field in kind.__dataclass_fields__.items() if field.default is not MISSING
 } | {"q_rank"}
 _NULLABLE = {
     name
@@ -168,9 +166,7 @@ def _block(values: _Values, name: str, spec: Mapping[str, Any], fields: Mapping[
         taken[key] = tuple(kind(**row) for row in held.pop(key, ()))
     if (rows := held.pop("attention", None)) is not None:
         common = _renamed(fields, _ATTENTION)
-        taken["attention"] = tuple(
-            Attention(**common | row) for row in (rows if isinstance(rows, list) else [rows])
-        )
+        taken["attention"] = tuple(Attention(**common | row) for row in (rows if isinstance(rows, list) else [rows]))
     if (experts := held.pop("experts", None)) is not None:
         taken["experts"] = Experts(**_renamed(fields, _EXPERTS) | experts)
         taken["shared_gate"] = held.pop("shared_gate", fields.get("shared_gate", False))
