@@ -235,6 +235,39 @@ def test_deepspeeds_reduced_run_keeps_layers_of_the_users_configuration(
         assert {name: getattr(found, name) for name in expected} == expected
 
 
+def test_deepspeeds_step_time_includes_what_the_gpu_still_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch", reason="the script counts buffers of a PyTorch model")
+    clock_s = [0.0]
+
+    class Loss:
+        """A loss that the GPU has 3 s after Python asked for it."""
+
+        def __float__(self) -> float:
+            clock_s[0] += 3.0
+            return 1.5
+
+    engine = SimpleNamespace(module=torch.nn.Identity(), device="cpu")
+    given = {
+        "os": os,
+        "torch": SimpleNamespace(
+            manual_seed=int,
+            cuda=SimpleNamespace(is_available=bool),
+            distributed=SimpleNamespace(get_rank=int, get_world_size=lambda: 1),
+        ),
+        "time": SimpleNamespace(perf_counter=lambda: clock_s[0]),
+        "deepspeed": SimpleNamespace(init_distributed=int, initialize=lambda **_: (engine, None)),
+        "words": lambda: SimpleNamespace(steps=2, smoke=True, save=None),
+        "config_of": lambda _: {},
+        "planned_model": lambda _: engine.module,
+        "model_config": lambda: SimpleNamespace(vocab_size=2),
+        "counting": lambda *_: iter(()),
+        "train_step": lambda *_: Loss(),
+    }
+    functions(texts(llm("deepspeed"), "deepspeed")["train.py"], {"main"}, **given)["main"]()
+    printed = capsys.readouterr().out.splitlines()
+    assert [re.findall(r"iter time \(s\): (\S+),", line) for line in printed] == [["3.0000"], ["3.0000"]]
+
+
 @pytest.mark.parametrize("pp", [1, 2])
 def test_deepspeeds_loss_stores_no_logits_in_32_bits(pp: int) -> None:
     torch = pytest.importorskip("torch", reason="the loss is computed with PyTorch")

@@ -514,6 +514,18 @@ def test_the_smoke_run_reads_its_log(log: str, code: int, says: str, place: Path
         assert "max allocated: 60000.0" in done.stdout
 
 
+def test_lines_of_steps_that_have_the_memory_are_printed_once(place: Path) -> None:
+    cluster = hpgo.Cluster.preset("h100:1")
+    estimate = hpgo.estimate_llm("llama-3-8b", cluster, global_batch_size=8, seq_length=8192, framework="torchtitan")
+    folder = place / "job"
+    jobs.save(hpgo.LlmPlan.of(estimate, "llama-3-8b", cluster, framework="torchtitan"), folder, on="torchrun")
+    lines = [f"step: {at} loss: 6.5 memory: 41.12GiB(51.95%) tps: 7,000 mfu: 40.00%" for at in range(1, 6)]
+    (folder / "smoke.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    done = run(place, "bash", "job/smoke.sh", "--read")
+    assert done.returncode == 0, done.stderr
+    assert [done.stdout.count(line) for line in lines] == [0, 0, 1, 1, 1]
+
+
 def test_the_hint_after_a_full_memory_can_be_copied(place: Path) -> None:
     folder = place / "my $job's"
     jobs.save(plan_of("node"), folder, command=f"hpgo llm plan {shlex.quote(HOSTILE.replace(chr(10), ' '))} -c h100:1")

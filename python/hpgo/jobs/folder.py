@@ -484,7 +484,8 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
         "fi",
         'echo "the job starts and fits: $steps steps"',
         f"""grep -E {in_shell(parts.step_line)} "$log" | tail -n 3""",
-        f"""grep -E {in_shell(MEMORY_LINE)} "$log" | tail -n 4 || true""",
+        # torchtitan's lines of steps have the memory, too, so they are printed once.
+        f"""grep -E {in_shell(MEMORY_LINE)} "$log" | grep -vE {in_shell(parts.step_line)} | tail -n 4 || true""",
         'echo "estimated: $estimated"',
         *(
             [
