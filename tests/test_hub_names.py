@@ -25,8 +25,8 @@ _UNITS = {"B": 10**9, "T": 10**12}
 def rounds_to(count: int, text: str) -> bool:
     """Return whether a count is the published `text`, such as `6.7B`, at its last digit that is not zero."""
     number, unit = Decimal(text[:-1]), text[-1]
-    place = number.normalize() * _UNITS[unit]
-    digit = Decimal(1).scaleb(place.normalize().as_tuple().exponent)
+    place = (number * _UNITS[unit]).normalize()
+    digit = Decimal(1).scaleb(int(place.as_tuple().exponent))
     return (Decimal(count) / digit).quantize(Decimal(1), ROUND_HALF_UP) * digit == place
 
 
@@ -102,7 +102,7 @@ def test_unknown_names_get_a_hint(name: str, hint: str) -> None:
     assert hint in caught.value.hint
 
 
-def test_a_folder_with_a_hub_name_wins(tmp_path, monkeypatch) -> None:
+def test_a_folder_with_a_hub_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "Qwen/Qwen2.5-72B"
     folder.mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_a_folder_with_a_hub_name_wins(tmp_path, monkeypatch) -> None:
     assert named_transformer("Qwen/Qwen2.5-72B") is None
 
 
-def test_commands_take_hub_names(tmp_path, monkeypatch) -> None:
+def test_commands_take_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = CliRunner().invoke
     shown = run(group, ["llm", "show", "openai-community/GPT2", "--json"])
@@ -120,8 +120,9 @@ def test_commands_take_hub_names(tmp_path, monkeypatch) -> None:
     command = "estimate openai-community/gpt2 --device a100 --dim tokens=128 -o gpt2.yaml"
     wrote = run(group, command.split())
     assert wrote.exit_code == 0, wrote.output
-    planned = run(group, ["plan", "openai-community/gpt2", "-c", "dapple-a", "-b", "64"])
-    assert "hpgo llm plan openai-community/gpt2" in planned.exception.hint
+    refused = run(group, ["plan", "openai-community/gpt2", "-c", "dapple-a", "-b", "64"]).exception
+    assert isinstance(refused, HpgoError)
+    assert "hpgo llm plan openai-community/gpt2" in refused.hint
     cluster = hpgo.Cluster.preset("h100:1")
     found = hpgo.plan_llm("openai-community/gpt2", cluster, global_batch_size=64, seq_length=512)
     assert found.transformer.name == "gpt2"
