@@ -19,6 +19,7 @@ from typing import Any
 
 @cache
 def _table() -> dict[str, Any]:
+    # Read on first use, because most commands name no model of the hub.
     table: dict[str, Any] = json.loads(Path(__file__).with_name("hub_models.json").read_text(encoding="utf-8"))
     return table
 
@@ -41,6 +42,7 @@ def hub_names() -> tuple[str, ...]:
 @cache
 def _spellings() -> dict[str, str]:
     """Return the names by their spellings in lower case: whole, and without the organization."""
+    # The part after the slash is unique in the table, so no name hides another one.
     short = {name.partition("/")[2].casefold(): name for name in hub_names()}
     return short | {name.casefold(): name for name in hub_names()}
 
@@ -62,6 +64,7 @@ def hub_row(name: str) -> dict[str, Any]:
     >>> hub_row("Qwen/Qwen2.5-72B-Instruct")["num_hidden_layers"]
     80
     """
+    # The keys of the variant come last, because they replace those of the row that it is like.
     row = dict(_table()["models"][name])
     return hub_row(row.pop("like")) | row if "like" in row else row
 

@@ -122,6 +122,7 @@ def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
 
 def _is_hub_like(path: Path) -> bool:
     """Return whether a path that does not exist has the form of a hub name: two parts, and no ending of a file."""
+    # It is more often a mistyped hub name than a missing file, and then the nearest names help.
     return len(path.parts) == 2 and not path.exists() and path.suffix not in {".json", ".yaml", ".yml"}
 
 
