@@ -58,12 +58,12 @@ def kind_of(name: str) -> str | None:
     """
     from hpgo.hardware.presets import PRESETS
     from hpgo.model.builtin import MODELS
-    from hpgo.model.transformer_presets import TRANSFORMERS
+    from hpgo.model.transformer_presets import is_transformer
     from hpgo.programs.schedule import schedules
 
     if name in MODELS:
         return "profile"
-    if name in TRANSFORMERS:
+    if is_transformer(name):
         return "transformer"
     # Names of clusters may have the number of nodes after a colon.
     if name.partition(":")[0] in PRESETS:
@@ -124,11 +124,11 @@ def _hint(kind: str, wanted: str, name: str, command: str) -> str:
 
 def _large_enough(name: str) -> str:
     """Return options for a cluster and a batch that are large enough to train a transformer."""
-    from hpgo.model.transformer_presets import TRANSFORMERS
+    from hpgo.model.formats.transformers import transformer_of
 
     # 16 bytes of weights, gradients and optimizer state per parameter must fit in a third of the memory of a node with
     # 8 GPUs of 80 GB, which leaves the rest for activations.
-    nodes = 2 ** max(0, math.ceil(math.log2(TRANSFORMERS[name].parameters * 16 / (8 * 80e9 / 3))))
+    nodes = 2 ** max(0, math.ceil(math.log2(transformer_of(name).parameters * 16 / (8 * 80e9 / 3))))
     return f"-c h100:{nodes} -b {max(64, 8 * nodes)}"
 
 
@@ -139,7 +139,7 @@ def meant_as_transformer(name: str, cluster: str, global_batch_size: int) -> Hpg
     """
     from hpgo.model.builtin import MODELS
     from hpgo.model.formats.transformers import transformer_of
-    from hpgo.model.transformer_presets import TRANSFORMERS
+    from hpgo.model.transformer_presets import transformer_names
 
     if _exists(name) and not (
         Path(name).is_file() or Path(name).is_dir()
@@ -149,7 +149,7 @@ def meant_as_transformer(name: str, cluster: str, global_batch_size: int) -> Hpg
     try:
         transformer_of(name)
     except HpgoError:
-        meant = nearest_names(name, [*MODELS, *TRANSFORMERS])
+        meant = nearest_names(name, [*MODELS, *transformer_names()])
         if not meant or meant[0] in MODELS or _exists(name):
             return None
         return ProfileError(

@@ -124,9 +124,9 @@ def _models() -> list[str]:
 
 
 def _transformers() -> list[str]:
-    from hpgo.model.transformer_presets import TRANSFORMERS
+    from hpgo.model.transformer_presets import transformer_names
 
-    return list(TRANSFORMERS)
+    return transformer_names()
 
 
 def _clusters() -> list[str]:

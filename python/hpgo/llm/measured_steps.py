@@ -23,7 +23,7 @@ from hpgo.llm.run_logs import read_log
 from hpgo.llm.stack import Stack, check_custom_stack, stack_of, stacks
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
-from hpgo.model.transformer_presets import TRANSFORMERS
+from hpgo.model.transformer_presets import is_transformer
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -303,7 +303,9 @@ def _step(row: Section, folder: Path) -> MeasuredStep:
     given |= {name: row.flag(name) for name in _FLAGS if name in row}
     given |= {name: row.text(name) for name in _WORDS if name in row}
     given |= {name: row.items(name) for name in _LISTS if name in row}
-    model, name = _source(row.text("model"), folder, TRANSFORMERS), row.text("cluster")
+    model: str | Path = row.text("model")
+    model = model if is_transformer(str(model)) else _source(str(model), folder, ())
+    name = row.text("cluster")
     rate = row.number("adapter_gbit_s") if "adapter_gbit_s" in row else None
     stack = _source(row.text("stack"), folder, stacks()) if "stack" in row else None
     log = row.text("log") if "log" in row else None

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hpgo.base.documents import Section, hinted, parse, read_text, record
 from hpgo.base.files import as_path, is_folder, may_be_file
-from hpgo.base.messages import did_you_mean, join_words, nearest_names, safe_repr, shorten, similar
+from hpgo.base.messages import join_words, nearest_names, safe_repr, shorten, similar
 from hpgo.errors import HpgoError, ProfileError
 from hpgo.model.families import Family, family, family_names
 from hpgo.model.families.reading import (
@@ -38,7 +38,7 @@ from hpgo.model.families.reading import (
     keys_of_fields,
 )
 from hpgo.model.transformer import Transformer
-from hpgo.model.transformer_presets import TRANSFORMERS
+from hpgo.model.transformer_presets import named_transformer, transformer_names
 
 if TYPE_CHECKING:
     import os
@@ -97,26 +97,33 @@ def read_transformer(source: str | os.PathLike[str]) -> Transformer:
 def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
     """Return a transformer as it is, by its name, or from a file that `read_transformer` accepts.
 
-    Raises ProfileError for an unknown name.
+    A name is hpgo's own, such as `llama-3-8b`, or one of the Hugging Face hub. Raises ProfileError for an unknown name.
 
-    >>> transformer_of("llama-3-8b").layers
-    32
+    >>> transformer_of("llama-3-8b").layers, transformer_of("Qwen/Qwen2.5-72B").layers
+    (32, 80)
     >>> transformer_of("llama-3-9b")
     Traceback (most recent call last):
     hpgo.errors.ProfileError: there is no transformer `llama-3-9b`, and no such file
     """
     if isinstance(source, Transformer):
         return source
-    if isinstance(source, str) and source in TRANSFORMERS:
-        return TRANSFORMERS[source]
+    if isinstance(source, str) and (known := named_transformer(source)) is not None:
+        return known
     path = as_path(source, ProfileError)
-    if not may_be_file(path):
+    if not may_be_file(path) or _is_hub_like(path):
         raise ProfileError(
             f"there is no transformer `{shorten(str(path))}`, and no such file",
-            did_you_mean(str(path), TRANSFORMERS),
+            similar(str(path), transformer_names())
+            or "give its config.json; `hpgo models transformers` lists the known names",
             code="unknown_name",
         )
     return read_transformer(path)
+
+
+def _is_hub_like(path: Path) -> bool:
+    """Return whether a path that does not exist has the form of a hub name: two parts, and no ending of a file."""
+    # It is more often a mistyped hub name than a missing file, and then the nearest names help.
+    return len(path.parts) == 2 and not path.exists() and path.suffix not in {".json", ".yaml", ".yml"}
 
 
 def of_document(document: object, *, name: str = "transformer", file: str = "text") -> Transformer:
