@@ -18,12 +18,20 @@ from typing import Any
 import transformers
 from transformers import CONFIG_MAPPING
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
-from hpgo.model.families import family, family_names
+from hpgo.model.families import family, family_names, tower_names
 
 TABLE = Path(__file__).parents[1] / "python/hpgo/model/formats/class_defaults.json"
-TYPES = tuple(sorted({family(name).configuration for name in family_names()}))
+TYPES = tuple(
+    sorted(
+        {family(name).configuration for name in family_names()}
+        | {family(name, "towers").configuration for name in tower_names()}
+    )
+)
 """Model types whose defaults the families in python/hpgo/model/families need."""
 _ROPE = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
 """Keys for the base and the rotated share, where they are not `rope_theta` and `partial_rotary_factor`."""
@@ -49,16 +57,31 @@ def of_type(model_type: str) -> dict[str, Any]:
     if rope:
         defaults[theta], defaults[share] = rope["rope_theta"], rope.get("partial_rotary_factor", 1.0)
     scaled = {key: value for key, value in rope.items() if key not in {"rope_theta", "partial_rotary_factor"}}
-    return {
-        "class": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type],
+    row = {
+        "class": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) or _CLASSES.get(model_type, ""),
         "defaults": dict(sorted(defaults.items())),
         "names": names,
+        **({"parts": parts} if (parts := _parts(kind)) else {}),
         **({"rope": scaled} if scaled.get("rope_type", "default") != "default" else {}),
         "kinds": dict(sorted(kinds.items())),
         "nullable": sorted(
             key for key, name in stated.items() if defaults[key] is not None and _takes_null(kind, name)
         ),
     }
+    # As it is read again: tuples become lists.
+    return dict(json.loads(json.dumps(row)))
+
+
+_CLASSES = dict(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+
+
+def _parts(kind: Any) -> dict[str, Any]:
+    """Return the configurations that a class gives its parts, where a file has none."""
+    found = {}
+    for key, spec in kind.sub_configs_defaults.items():
+        if key in {"text_config", "vision_config"}:
+            found[key] = dict(spec.init_kwargs or {})
+    return found
 
 
 _ATOMS = {"int", "float", "bool", "str", "list", "dict"}

@@ -44,9 +44,14 @@ _SEVERAL = 2
 class _Values:
     """The checked values of keys, and of the names of a family, by which its formulas are evaluated."""
 
-    def __init__(self, family: Family, top: Section, row: Mapping[str, Any]) -> None:
-        """Read the keys of `top`, whose missing keys have the defaults of the class in `row`."""
-        self._family, self._top, self._row = family, top, row
+    def __init__(
+        self, family: Family, top: Section, row: Mapping[str, Any], more: Mapping[str, Any] | None = None
+    ) -> None:
+        """Read the keys of `top`, whose missing keys have the defaults of the class in `row`.
+
+        `more` has values of further names, which are not keys of the class.
+        """
+        self._family, self._top, self._row, self._more = family, top, row, more or {}
         self._from_one = {row["names"].get(key, key) for key in family.from_one}
         self._found: dict[str, Any] = {}
 
@@ -55,7 +60,9 @@ class _Values:
         if name not in self._found:
             key = self._row["names"].get(name, name)
             value = None if self._top.get(key, None) is None else self._checked(key)
-            if value is None and name in self._family.defaults:
+            if name in self._more and key not in self._row["defaults"]:
+                value = self._more[name]
+            elif value is None and name in self._family.defaults:
                 value = self.of(self._family.defaults[name])
             self._found[name] = value
         return self._found[name]
@@ -191,6 +198,43 @@ _EXPERTS = {
 
 def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {name: fields[field] for name, field in names.items() if field in fields}
+
+
+def tower_of(
+    tower: Family, top: Section, row: Mapping[str, Any], projector: Mapping[str, Any], more: Mapping[str, Any]
+) -> Tower:
+    """Return the tower of a configuration, with the `projector` behind it, whose formulas use names of `more`."""
+    values = _Values(tower, top, row, more)
+    spec = tower.tower
+    layers = top.build(check_int, "the layers of the tower", values.of(spec["layers"]), maximum=MAX_LAYERS)
+    pattern = spec.get("pattern")
+    names = [next(iter(spec["blocks"]))] * layers if pattern is None else values.of(pattern)
+    ends = [values.of(part) for part in (spec.get("ends", {}), projector)]
+    joined = {"norms": sum(end.get("norms", 0) for end in ends)}
+    for key in _LISTED:
+        joined[key] = [row for end in ends for row in end.get(key, ())]
+    blocks = [top.build(_block, values, name, block, {}) for name, block in spec["blocks"].items() if name in names]
+    return top.build(
+        lambda: Tower(
+            hidden=values.of(spec["hidden"]),
+            blocks=tuple(blocks),
+            pattern=tuple(names),
+            centred_norms=spec.get("centred_norms", False),
+            ends=_block(values, "", joined, {}),
+        )
+    )
+
+
+def shape_of(family: Family, top: Section, row: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Transformer` that a type with a tower states itself, over names of `more`, too."""
+    values = _Values(family, top, row, more)
+    return {name: values.field(name, text) for name, text in family.shape.items()}
+
+
+def names_of(family: Family, top: Section, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the keys that a family's projector and shape use."""
+    values = _Values(family, top, row)
+    return {name: values(name) for one in family.formulas() for name in one.names if name in row["defaults"]}
 
 
 def keys_of_fields(family: Family, row: Mapping[str, Any]) -> dict[str, str]:
