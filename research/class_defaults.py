@@ -21,6 +21,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
 from hpgo.model.families import family, family_names, tower_names
@@ -53,12 +54,13 @@ def of_type(model_type: str) -> dict[str, Any]:
     if "full_attention" in rope:
         defaults["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
+    rope = rope.get("main", rope)  # one of two kinds of layers
     theta, share = _ROPE.get(model_type, ("rope_theta", "partial_rotary_factor"))
     if rope:
         defaults[theta], defaults[share] = rope["rope_theta"], rope.get("partial_rotary_factor", 1.0)
     scaled = {key: value for key, value in rope.items() if key not in {"rope_theta", "partial_rotary_factor"}}
     row = {
-        "class": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) or _CLASSES.get(model_type, ""),
+        "class": _class(model_type, combined=bool(_parts(kind))),
         "defaults": dict(sorted(defaults.items())),
         "names": names,
         **({"parts": parts} if (parts := _parts(kind)) else {}),
@@ -72,7 +74,14 @@ def of_type(model_type: str) -> dict[str, Any]:
     return dict(json.loads(json.dumps(row)))
 
 
-_CLASSES = dict(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+_CLASSES = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+
+def _class(model_type: str, *, combined: bool) -> str:
+    """Return the class that predicts text, or an empty text if a type has none; `combined` types have a tower."""
+    causal = str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ""))
+    other = str(_CLASSES.get(model_type, ""))
+    return other or causal if combined else causal or other
 
 
 def _parts(kind: Any) -> dict[str, Any]:
@@ -80,7 +89,7 @@ def _parts(kind: Any) -> dict[str, Any]:
     found = {}
     for key, spec in kind.sub_configs_defaults.items():
         if key in {"text_config", "vision_config"}:
-            found[key] = dict(spec.init_kwargs or {})
+            found[key] = None if spec.optional else dict(spec.init_kwargs or {})
     return found
 
 

@@ -24,6 +24,23 @@ SIZES: dict[str, list[Any]] = {
     "topk_group": [1], "first_k_dense_replace": [1, 2], "q_lora_rank": [16, 24], "kv_lora_rank": [16, 40],
     "qk_nope_head_dim": [16, 24], "qk_rope_head_dim": [8, 16], "v_head_dim": [16, 24], "num_nextn_predict_layers": [0],
     "decoder_sparse_step": [1, 2], "mlp_only_layers": [[], [1]], "shared_expert_intermediate_size": [48, 64],
+    "d_kv": [16, 24], "d_ff": [80, 96], "num_layers": [2, 3], "num_decoder_layers": [None, 4],
+    "type_vocab_size": [2, 3],
+    "relative_attention_num_buckets": [8, 16], "feed_forward_proj": ["relu", "gated-gelu"], "index_n_heads": [4, 6],
+    "index_head_dim": [16, 24], "index_topk": [16], "o_groups": [2, 4], "o_lora_rank": [24, 32], "hc_mult": [2, 4],
+    "hidden_size_per_layer_input": [0, 24], "vocab_size_per_layer_input": [320, 340], "num_kv_shared_layers": [0, 2],
+    "linear_num_heads": [2, 4], "linear_head_dim": [16, 24], "linear_num_key_heads": [2, 4],
+    "linear_num_value_heads": [4, 8], "linear_key_head_dim": [16, 24], "linear_value_head_dim": [16, 32],
+    "top_k_experts": [2], "expert_layer_period": [2, 3], "attn_layer_period": [4, 3], "attn_layer_offset": [1, 2],
+    "mamba_d_state": [8, 16], "mamba_d_conv": [4, 3], "mamba_expand": [2], "state_size": [8, 16], "n_groups": [2, 1],
+    "ssm_state_size": [8, 16], "mamba_num_heads": [4, 8], "mamba_head_dim": [16, 24], "conv_kernel": [4, 3],
+    "moe_latent_size": [None, 24], "moe_shared_expert_intermediate_size": [48, 64], "intermediate_size_mlp": [72, 96],
+    "interleave_moe_layer_step": [1, 2], "no_rope_layer_interval": [4, 2], "moe_k": [2], "moe_num_experts": [8, 6],
+    "moe_layer_interval": [1, 2], "moe_layer_start_index": [0, 1], "moe_layer_end_index": [-1, 3],
+    "moe_num_shared_experts": [2, 0], "shared_intermediate_size": [48, 64], "index_topk_freq": [1, 3],
+    "conv_L_cache": [3, 4], "block_ffn_dim_multiplier": [1.0, 1.5], "block_multiple_of": [16, 32],
+    "full_attn_idxs": [None, [0, 2]], "moe_topk": [1, 2], "num_dense_layers": [1, 2], "num_shared_experts": [1, 2],
+    "ffn_hidden_size": [None, 96], "num_kv_heads": [None, 2], "ffn_dim": [96, 112], "expansion_ratio": [4, 2],
     "n_inner": [None, 96], "n_positions": [64, 80], "rotary_dim": [8, 16], "max_window_layers": [2, 3],
 }  # fmt: skip
 IMAGES: dict[str, list[Any]] = {
@@ -35,6 +52,7 @@ IMAGES: dict[str, list[Any]] = {
 }  # fmt: skip
 # Sizes that must fit each other in a type.
 FITTING: dict[str, dict[str, Any]] = {
+    "gemma4_text": {"num_hidden_layers": 13},
     "mamba2": {"hidden_size": 64, "num_heads": 4, "head_dim": 32},
     "granitemoehybrid": {"mamba_n_heads": 16},
     "bamba": {"mamba_n_heads": 16, "attn_layer_indices": [1, 3]},
@@ -58,10 +76,8 @@ def count(transformers: Any, held: dict[str, Any]) -> int:
 
     given = {"pad_token_id": None} | {key: value for key, value in held.items() if key != "model_type"}
     config = transformers.AutoConfig.for_model(held["model_type"], **given)
-    combined = bool(family(held["model_type"]).text)
-    factory = transformers.AutoModelForImageTextToText if combined else transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        model = factory.from_config(config)
+        model = getattr(transformers, CLASSES[held["model_type"]]["class"])(config)
     return sum(weight.numel() for weight in model.parameters())
 
 

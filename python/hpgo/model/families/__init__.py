@@ -23,7 +23,7 @@ _PARTS = (
     "tower", "projector",
 )  # fmt: skip
 """Parts of a file that are mappings. A family has the rows of its base, too, unless it has its own under the key."""
-_LISTS = ("from_one", "ignored", "must_hold")
+_LISTS = ("from_one", "ignored", "must_hold", "classes")
 """Parts of a file that are lists. A family has the items of its base, too."""
 
 
@@ -74,6 +74,8 @@ class Family:
     """Operators between the tower and the language model, over keys of the tower and of the whole type."""
     lists: Mapping[str, Any] = field(default_factory=dict)
     """Keys with an item for each layer, and their allowed items."""
+    classes: tuple[str, ...] = ()
+    """Endings of further model classes with the same parameters as the causal language model."""
     from_one: tuple[str, ...] = ()
     """Keys that must be at least 1."""
     ignored: tuple[str, ...] = ()

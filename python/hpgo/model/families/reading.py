@@ -174,8 +174,9 @@ def _block(values: _Values, name: str, spec: Mapping[str, Any], fields: Mapping[
     if (rows := held.pop("attention", None)) is not None:
         common = _renamed(fields, _ATTENTION)
         taken["attention"] = tuple(Attention(**common | row) for row in (rows if isinstance(rows, list) else [rows]))
-    if (experts := held.pop("experts", None)) is not None:
-        taken["experts"] = Experts(**_renamed(fields, _EXPERTS) | experts)
+    experts = held.pop("experts", None)
+    if experts is not None and (experts := _renamed(fields, _EXPERTS) | experts)["count"]:
+        taken["experts"] = Experts(**experts)
         taken["shared_gate"] = held.pop("shared_gate", fields.get("shared_gate", False))
         held.setdefault("mlp", {"width": fields.get("shared_ffn", 0)})
     if (network := held.pop("mlp", None)) is not None:

@@ -234,6 +234,8 @@ def _combined(
     images = defaults["vision_config"] if given.get("vision_config") is None else given["vision_config"]
     parts = {}
     for key, part, kind in (("text_config", texts, data.text), ("vision_config", images, data.vision)):
+        if part is None:
+            continue  # a model that may do without a tower
         parts[key] = Section(part, f"{whole_file.where}, {key}", ProfileError)
         # Older files give the type of the whole model to its parts.
         own = part.get("model_type") in {None, whole.kind}
@@ -246,7 +248,8 @@ def _combined(
     _check_keys(keys, outer, whole)
     more = names_of(data, keys, whole.row) | {"text_hidden": fields["hidden"], "text_tied": fields["tied"]}
     fields |= shape_of(data, keys, whole.row, more)
-    fields["tower"] = _tower(parts["vision_config"], data, more)
+    if "vision_config" in parts:
+        fields["tower"] = _tower(parts["vision_config"], data, more)
     return text, top, stated, fields
 
 
@@ -268,7 +271,8 @@ def _tower(part: Section, data: Family, more: dict[str, Any]) -> Tower:
 def _check_class(top: Section, given: dict[str, Any], model: _Type) -> None:
     """Refuse a configuration whose `architectures` names a class with another head than a language model's."""
     names = given.get("architectures")
-    if names is None or (isinstance(names, list) and names and all(str(name).endswith(_CAUSAL_ENDS) for name in names)):
+    ends = (*_CAUSAL_ENDS, *model.family.classes)
+    if names is None or (isinstance(names, list) and names and all(str(name).endswith(ends) for name in names)):
         return  # `model_type` takes precedence, as in transformers: public files may name a class of another type
     listed = _listed(names) if isinstance(names, list) and names else safe_repr(names)
     top.fail(
