@@ -323,7 +323,8 @@ def _rope(top: Section, row: Mapping[str, Any], keys: Mapping[str, Any], longest
 
 def _rope_scaling(held: Section, longest: int) -> RopeScaling | None:
     kind = held.text("rope_type" if "rope_type" in held else "type", "default")
-    if kind == "default":
+    # `mrope` only divides the frequencies among time, height and width.
+    if kind in {"default", "mrope"}:
         return None
     if kind not in _ROPE_KEYS:
         held.fail(
