@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 import hpgo
+from hpgo.model.arithmetic import Arithmetic
 from hpgo.model.families import family, family_names, tower_names
 from hpgo.model.formats.transformers import of_document
+from hpgo.model.formulas import Formula
 
 # Sizes that are no defaults, by the names that keys have in most classes.
 SIZES: dict[str, list[Any]] = {
@@ -147,3 +150,52 @@ def test_configs_of_public_models_have_the_recorded_parameters(reference) -> Non
         held = json.loads((reference / "configs" / f"{name}.json").read_text())
         if held["model_type"] in family_names():
             assert of_document(held).parameters == parameters, name
+
+
+@pytest.mark.parametrize("kind", ["apertus", "olmo_hybrid", "nanochat", "whisper"])
+def test_other_causal_types_have_the_parameters_of_the_model_that_transformers_builds(transformers, kind) -> None:
+    assert kind not in family_names()
+    shape = of_document({"model_type": kind})
+    config = transformers.AutoConfig.for_model(kind)
+    import torch
+
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert shape.parameters == sum(weight.numel() for weight in model.parameters())
+    assert shape.arithmetic.other, "no export can state it"
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "linear_attention_every"):
+        of_document({"model_type": kind, "linear_attention_every": 4})
+
+
+def test_formulas_run_no_code() -> None:
+    for text in ("().__class__", "open('x')", "[x for x in (1).__dir__()]", "lambda: 1", "__import__('os')", "f'{x}'"):
+        with refused(hpgo.errors.ArgumentError, "invalid_argument"):
+            Formula(text)
+    for text in ("[0 for i in range(10 ** 8)]", "10 ** 9", "[1] * 9", "1 / 0", "[1][3]"):
+        with refused(hpgo.errors.ArgumentError, "invalid_argument"):
+            Formula(text).value({}.__getitem__)
+
+
+@pytest.mark.parametrize("kind", family_names())
+def test_formulas_read_keys_of_the_class_or_names_of_the_file(kind) -> None:
+    data = family(kind)
+    row = CLASSES[data.configuration]
+    # Models read `head_dim` even where their class has no such field.
+    known = {*row["defaults"], *row["names"], *data.defaults, *data.extra, "head_dim"}
+    if data.text:  # a projector reads keys of the tower, too
+        known |= {*CLASSES[data.vision]["defaults"], *family(data.vision, "towers").defaults}
+        known |= {"text_hidden", "text_tied"}
+    assert {name for one in data.formulas() for name in one.names} <= known
+    assert set(data.arithmetic) <= {field.name for field in fields(Arithmetic)}
+    assert set(data.shape) <= {field.name for field in fields(hpgo.Transformer)}
+
+
+def test_a_tower_and_its_language_model_are_checked_like_any_configuration() -> None:
+    held = {"model_type": "gemma3", "text_config": {"hidden_size": 64, "num_attention_heads": 4}, "vision_config": {}}
+    shape = of_document(held)
+    assert shape.tower is not None
+    assert (shape.hidden, shape.tower.hidden) == (64, 768)
+    for part, key in (("text_config", "hiden_size"), ("vision_config", "patch_sise"), (None, "novelty")):
+        wrong = held | ({key: 5} if part is None else {part: held[part] | {key: 5}})
+        with refused(hpgo.errors.ProfileError, "invalid_profile", key):
+            of_document(wrong)

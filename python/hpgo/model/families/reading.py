@@ -86,9 +86,9 @@ class _Values:
         try:
             return parsed.value(self)
         except ArgumentError as error:
-            absent = [name for name in parsed.names if self(name) is None]
-            hint = f"give {join_words([f'`{name}`' for name in absent])}" if absent else error.hint
-            self._top.reraise(error, error.message, hint)
+            if absent := [f"`{name}`" for name in parsed.names if self(name) is None]:
+                self._top.fail(f"{join_words(absent)} {'is' if len(absent) == 1 else 'are'} missing", MISSING_KEY_HINT)
+            self._top.reraise(error)
 
     def field(self, name: str, text: Any) -> Any:
         """Return the value of a field, which must not be None unless the field may be None."""
@@ -153,6 +153,8 @@ def _blocks(family: Family, top: Section, values: _Values, fields: Mapping[str, 
     """Return the blocks and the pattern of a family."""
     only = next(iter(family.blocks))
     pattern = [only] * fields["layers"] if family.pattern is None else values.of(family.pattern)
+    if not pattern:
+        return {}  # the fields describe all layers of this configuration
     used = [name for name in family.blocks if name in pattern]
     specs = {name: dict(family.blocks[name] or {}) for name in used}
     for spec in specs.values():

@@ -10,10 +10,11 @@
     ffn: 14336
     vocab: 32000
 
-The short format has a key for each field of `hpgo.Transformer`. In a `config.json`, each supported model type has its
-own key names, and properties without a key, such as biases and norms. A missing key has the default of its class in
-transformers, which `class_defaults.json` records. Unknown model types are refused, and so are unknown keys that may
-change what the model computes.
+The short format has a key for each field of `hpgo.Transformer`. In a `config.json`, each model type has its own key
+names, and properties without a key, such as biases and norms: `hpgo.model.families` has a file of data for each. A
+missing key has the default of its class in transformers, which `class_defaults.json` records. Types without a file are
+described by the model that transformers builds, if it is installed, or refused. Unknown keys that may change what the
+model computes are refused, too.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from hpgo.model.families.reading import (
     shape_of,
     tower_of,
 )
+from hpgo.model.formats.built_transformers import built_transformer, can_build, class_keys
 from hpgo.model.transformer import Tower, Transformer
 from hpgo.model.transformer_presets import TRANSFORMERS
 
@@ -173,7 +175,7 @@ def _type_of(top: Section, given: dict[str, Any]) -> _Type:
             f"model type `{shorten(kind)}` is unknown",
             "write the content of `text_config` into a separate file, to read the language model alone"
             if within
-            else similar(kind, names, minimum=0.8) or f"use one of {', '.join(names)}, or {REFUSED_HINT}",
+            else similar(kind, names, minimum=0.8) or f"install torch and transformers, or {REFUSED_HINT}",
         )
     data = family(kind)
     return _Type(kind, data, _class_defaults()["types"][data.configuration])
@@ -181,6 +183,9 @@ def _type_of(top: Section, given: dict[str, Any]) -> _Type:
 
 def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transformer:
     """Return the transformer of a Hugging Face configuration. Missing keys have the default of their class."""
+    kind = whole_file.text("model_type")
+    if kind not in family_names() and can_build(kind):
+        return _built(whole_file, given, kind, name)
     model = _type_of(whole_file, given)
     if model.family.text:
         model, top, stated, fields = _combined(whole_file, given, model)
@@ -198,6 +203,19 @@ def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transfo
         for field, key in keys_of_fields(model.family, model.row).items():
             message, hint = (text.replace(f"`{field}`", f"`{key}`") for text in (message, hint))
         top.reraise(error, message + defaulted, hint)
+
+
+def _built(whole_file: Section, given: dict[str, Any], kind: str, name: str) -> Transformer:
+    """Return the transformer of a type without a family, which transformers builds."""
+    # Classes of transformers accept any key without a word, so unknown keys are refused here.
+    row = {"class": "", "defaults": class_keys(kind), "names": {}, "nullable": []}
+    model = _Type(kind, Family(name=kind, configuration=kind), row)
+    known = {"rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor", *row["defaults"]}
+    strange = [key for key in _unknown(given, model) if key not in known]
+    if strange:
+        _refuse_keys(whole_file, strange, _slips(strange, given, model), kind)
+    _check_class(whole_file, given, model)
+    return whole_file.build(built_transformer, given, name)
 
 
 def _fields(whole_file: Section, given: dict[str, Any], model: _Type) -> tuple[Section, dict[str, Any], dict[str, Any]]:
