@@ -88,6 +88,7 @@ class Family:
         checks = [[row[0] for row in self.must_be.values() if row], [row["if_not"] for row in self.must_hold]]
         found = {text: formula(text) for part in (*parts, *checks) for text in _texts(part)}
         names = [name for one in found.values() for name in one.names]
+        # Names of formulas that nothing needs would count as keys that the type knows.
         for name in names:  # which grows in the loop
             for text in _texts(self.defaults.get(name)):
                 if text not in found:

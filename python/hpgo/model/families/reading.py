@@ -137,6 +137,7 @@ def fields_of(family: Family, top: Section, row: Mapping[str, Any]) -> dict[str,
                 REFUSED_HINT,
             )
         arithmetic = rope | arithmetic
+    # What RoPE reports comes first, so that messages keep the order of the file.
     arithmetic["other"] = arithmetic.get("other", ()) + tuple(
         values.text(words) for words, applies in family.other.items() if applies is not None and values.of(applies)
     )
@@ -151,6 +152,7 @@ def fields_of(family: Family, top: Section, row: Mapping[str, Any]) -> dict[str,
 
 def _blocks(family: Family, top: Section, values: _Values, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the blocks and the pattern of a family."""
+    # Only blocks of the pattern are built: the formulas of others may need keys that this configuration lacks.
     only = next(iter(family.blocks))
     pattern = [only] * fields["layers"] if family.pattern is None else values.of(family.pattern)
     if not pattern:
@@ -176,6 +178,7 @@ def _block(values: _Values, name: str, spec: Mapping[str, Any], fields: Mapping[
     if (rows := held.pop("attention", None)) is not None:
         common = _renamed(fields, _ATTENTION)
         taken["attention"] = tuple(Attention(**common | row) for row in (rows if isinstance(rows, list) else [rows]))
+    # No experts are no error: a family may have them under a switch, or by their number.
     experts = held.pop("experts", None)
     if experts is not None and (experts := _renamed(fields, _EXPERTS) | experts)["count"]:
         taken["experts"] = Experts(**experts)
