@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import random
@@ -13,6 +14,7 @@ import pytest
 from refusals import refused
 
 import hpgo
+from hpgo.llm.frameworks import framework_support
 from hpgo.model.arithmetic import Arithmetic
 from hpgo.model.families import family, family_names, tower_names
 from hpgo.model.formats.transformers import of_document
@@ -199,3 +201,36 @@ def test_a_tower_and_its_language_model_are_checked_like_any_configuration() -> 
         wrong = held | ({key: 5} if part is None else {part: held[part] | {key: 5}})
         with refused(hpgo.errors.ProfileError, "invalid_profile", key):
             of_document(wrong)
+
+
+JUNK: list[Any] = [
+    None, True, False, -2, 0, 1, 3, 10**6, 10**12, 0.5, -0.5, float("nan"), float("inf"), "", "x", "auto", [], {}, [1],
+    [-1, 3], ["full_attention"], {"x": 1}, {"rope_type": "yarn"}, {"factor": 2, "rope_type": "linear"}, [[1]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", family_names())
+def test_any_value_of_any_key_gives_a_model_or_an_error_that_names_the_file(kind) -> None:
+    chance, data = random.Random(kind), family(kind)
+    keys = sorted({*CLASSES[data.configuration]["defaults"], *data.keys, "rope_scaling", "rope_parameters"})
+    for _ in range(15):
+        held = {"model_type": kind} | {chance.choice(keys): chance.choice(JUNK) for _ in range(chance.randint(1, 3))}
+        with contextlib.suppress(hpgo.errors.ProfileError):
+            of_document(held)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("gpt_oss", "attention sinks"),
+        ("qwen3_next", "state-space scans or linear attention"),
+        ("gemma3", "a tower in front of the decoder"),
+        ("granite", "attention scale 1"),
+        ("smollm3", "layers without positions"),
+    ],
+)
+def test_frameworks_refuse_what_they_have_no_setting_for(kind, words) -> None:
+    model = of_document({"model_type": kind})
+    lacking = framework_support("megatron")[1].lacking(model)
+    assert lacking is not None
+    assert words in lacking.why
