@@ -548,7 +548,7 @@ def test_the_activation_functions_are_those_of_transformers(transformers) -> Non
 
 
 def test_a_model_with_a_language_model_within_leads_to_that() -> None:
-    error = refusal_of({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}})
+    error = refusal_of({"model_type": "gemma_of_images", "text_config": {"model_type": "gemma3_text"}})
     assert "`text_config`" in error.hint
 
 
