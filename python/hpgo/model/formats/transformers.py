@@ -19,6 +19,7 @@ change what the model computes.
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -42,6 +43,7 @@ from hpgo.model.transformer_presets import TRANSFORMERS
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
 VERSION = 1
 _SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers", "n_group")
@@ -113,10 +115,26 @@ def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
     if not may_be_file(path):
         raise ProfileError(
             f"there is no transformer `{shorten(str(path))}`, and no such file",
-            did_you_mean(str(path), TRANSFORMERS),
+            _name_hint(str(path)),
             code="unknown_name",
         )
     return read_transformer(path)
+
+
+def _name_hint(name: str) -> str:
+    """Return a hint for an unknown name: a similar one, or those of its family, and how to name any other model.
+
+    >>> _name_hint("llama-3-80b")
+    'did you mean `llama-3-8b`?'
+    >>> _name_hint("gemma4")
+    'known: gemma-7b, gemma-2-9b, gemma-2-27b, gemma-3-1b; for another model, name its Hugging Face config.json'
+    """
+    # Names of a family are similar, so only a small difference is a slip: `llama4` is none of `llama-3-8b`.
+    if hint := similar(name, TRANSFORMERS, minimum=0.8):
+        return hint
+    family = re.match(r"[a-z]*", name.casefold())
+    names = [one for one in TRANSFORMERS if family and family[0] and one.startswith(family[0])] or TRANSFORMERS
+    return f"{did_you_mean('', names)}; for another model, name its Hugging Face config.json"
 
 
 def of_document(document: object, *, name: str = "transformer", file: str = "text") -> Transformer:
@@ -170,7 +188,7 @@ def _type_of(top: Section, given: dict[str, Any]) -> _Type:
             f"model type `{shorten(kind)}` is unknown",
             "write the content of `text_config` into a separate file, to read the language model alone"
             if within
-            else similar(kind, names, minimum=0.8) or f"use one of {', '.join(names)}, or {REFUSED_HINT}",
+            else _slip_of(kind, names) or f"use one of {', '.join(names)}, or {REFUSED_HINT}",
         )
     data = family(kind)
     return _Type(kind, data, _class_defaults()["types"][data.configuration])
@@ -201,6 +219,17 @@ def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transfo
         for field, key in keys_of_fields(model.family, row).items():
             message, hint = (text.replace(f"`{field}`", f"`{key}`") for text in (message, hint))
         top.reraise(error, message + defaulted, hint)
+
+
+def _slip_of(kind: str, known: Sequence[str]) -> str:
+    """Return a hint for a misspelled model type, or an empty text for a type that is not known.
+
+    >>> _slip_of("lama", ["llama"]), _slip_of("llama4", ["llama"])
+    ('did you mean `llama`?', '')
+    """
+    digits = re.findall(r"\d+", kind)
+    # Another number is another architecture: reading `llama4` as `llama` would plan a model without its experts.
+    return similar(kind, [one for one in known if re.findall(r"\d+", one) == digits], minimum=0.8)
 
 
 def _check_class(top: Section, given: dict[str, Any], model: _Type) -> None:
