@@ -582,9 +582,25 @@ def test_a_platform_of_another_frameworks_stack_is_warned_of(framework: str, war
     assert (f"note: {says}" in done.stderr) == warns
 
 
-def test_a_plan_without_an_ending_is_the_one_that_is_explained_next(tmp_path: Path) -> None:
+def test_a_new_name_without_an_ending_is_refused_before_the_search(tmp_path: Path) -> None:
+    new = str(tmp_path / "jnew")
+    for ask in (
+        ["llm", "plan", "llama-3-8b", "-c", "h100:1", "--seq-length", "8192"],
+        ["plan", "bert-48", "-c", "h100"],
+    ):
+        done = CliRunner().invoke(group, [*ask, "-b", "64", "-o", new])
+        assert done.exit_code == 1
+        assert isinstance(done.exception, hpgo.errors.ArgumentError)
+        assert "may be meant as a file or as a folder" in done.exception.message
+        assert "jnew/` for a folder" in done.exception.hint
+        assert "jnew.json` for the plan" in done.exception.hint
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_in_a_file_without_an_ending_is_the_one_that_is_explained_next(tmp_path: Path) -> None:
     ask = ["llm", "plan", "llama-3-8b", "-c", "h100:1", "-b", "64", "--seq-length", "8192"]
     file = tmp_path / "jnew"
+    file.touch()
     done = CliRunner().invoke(group, [*ask, "-o", str(file)])
     assert done.exit_code == 0, done.output
     assert "Save the plan" not in done.output

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpgo.export.targets import Target, TargetName
-    from hpgo.jobs.parts import JobParts, Placeholder
+    from hpgo.jobs.parts import JobParts, Placeholder, PlanKind
     from hpgo.jobs.scripts import Launcher, LauncherName
     from hpgo.launch.job import LaunchJob
 
-LAYER_PLAN = "job-plan.json"
-"""Name of the plan in a job folder if it is no plan of a transformer. Users call theirs `plan.json`."""
+PLAN_NAMES: dict[PlanKind, str] = {"transformers": JOB_PLAN, "layers": "job-plan.json"}
+"""Name of the plan in a job folder by what it is about. Users call their plans of layers `plan.json`."""
 _HEAD = "#!/usr/bin/env bash"
 _HERE = 'cd "$(dirname "${BASH_SOURCE[0]}")"'
 
@@ -123,7 +123,7 @@ def _check_places(plan: Plan, target: Target) -> None:
 
 
 def _plan_name(plan: LlmPlan | Plan) -> str:
-    return JOB_PLAN if isinstance(plan, LlmPlan) else LAYER_PLAN
+    return PLAN_NAMES["transformers" if isinstance(plan, LlmPlan) else "layers"]
 
 
 def save(
@@ -183,7 +183,7 @@ def check_folder(folder: str | os.PathLike[str], target: Target, plan_name: str 
     `plan_name` is the name that the plan will have.
     """
     path = as_path(folder, ArgumentError)
-    plans = (JOB_PLAN, LAYER_PLAN)
+    plans = tuple(PLAN_NAMES.values())
     others = False
     # A folder that can't be listed can't be written either, with an error that gives the reason.
     with suppress(OSError):
