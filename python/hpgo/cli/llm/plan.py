@@ -15,8 +15,8 @@ from hpgo.cli.command import option, takes
 from hpgo.cli.llm.options import (
     TrainingOptions,
     draw,
-    note_unmeasured,
     note_model,
+    note_unmeasured,
     read_platform,
     same_constants,
     shell_words,
