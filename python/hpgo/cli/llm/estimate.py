@@ -24,7 +24,6 @@ from hpgo.cli.plan_options import as_options
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import LLM_ESTIMATE_OUT, STILL_ENDINGS, written
 from hpgo.llm.parallelism import (
-    CrossEntropyImpl,
     CudaGraphImpl,
     CudaGraphModule,
     MainParamsDtype,
@@ -50,16 +49,15 @@ _BRIEF = (
     "micro_batch_size devices tokens_per_batch framework platform nic_gbit_s vpp pp_schedule dp_replicate"
     " first_rank_layers last_rank_layers pipeline_layout recompute_every recompute_num_layers recompute_modules"
     " cpu_offload_num_layers dtensor tp_comm_overlap no_overlap_dp_comm no_sequence_parallel no_flash_attention"
-    " no_fused_elementwise no_fused_adam no_fused_cross_entropy cross_entropy_fusion_impl flatten_gradients"
-    " grad_reduce_in_bf16 adam_moments_in_bf16 exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl"
-    " cuda_graph_modules"
+    " no_fused_elementwise no_fused_adam no_fused_cross_entropy flatten_gradients grad_reduce_in_bf16"
+    " adam_moments_in_bf16 exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl cuda_graph_modules"
 )
 """Options that `--help` lists by name only, so that it fits on one screen. `hpgo help llm estimate` explains them."""
 _CONFIGURATION = (
     "framework stack tp pp vpp pp_schedule first_rank_layers last_rank_layers pipeline_layout cp ep dp_replicate"
     " micro_batch_size recompute recompute_num_layers recompute_every"
     " cpu_offload_num_layers precision flatten_gradients dtensor grad_reduce_in_bf16 adam_moments_in_bf16"
-    " exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl tp_comm_overlap cross_entropy_fusion_impl"
+    " exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl tp_comm_overlap"
 )
 """Options that `hpgo.estimate_llm` takes under the same name and with the same value."""
 
@@ -166,12 +164,6 @@ class EstimateOptions(TrainingOptions):
     )
     no_fused_cross_entropy: bool = option(
         "--no-fused-cross-entropy", is_flag=True, help="Run the loss as several kernels, in 32 bits."
-    )
-    cross_entropy_fusion_impl: CrossEntropyImpl | None = option(
-        "--cross-entropy-fusion-impl",
-        type=click.Choice(get_args(CrossEntropyImpl)),
-        metavar="NAME",
-        help="Fused loss: native (Megatron-LM), te (Transformer Engine up to 2.17) or compiled.  [by the framework]",
     )
     no_fused_adam: bool = option("--no-fused-adam", is_flag=True, help="Run Adam as several kernels.")
     flatten_gradients: bool = option(

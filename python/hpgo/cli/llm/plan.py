@@ -91,7 +91,7 @@ class PlanOptions(TrainingOptions):
         metavar="N|fastest",
         help="Row of the list to report and write.  [1]",
     )
-    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg …) or job (FOLDER/, with the slash).")
+    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg …), job (FOLDER/).")
     on: LauncherName = ON_LAUNCHER
     pareto: str | None = option(
         "--pareto", type=STILL, metavar="FILE", help="Draw the Pareto front of step time and memory."
