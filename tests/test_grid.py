@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.llm.config_groups import mesh_of
 from hpgo.llm.canonical import canonical
+from hpgo.llm.config_groups import mesh_of
 from hpgo.llm.fewer_gpus import part_of
 from hpgo.llm.simplicity import preference
 

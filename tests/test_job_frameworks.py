@@ -375,6 +375,27 @@ def test_a_folder_of_layers_needs_ranks_in_order_and_a_framework(tmp_path: Path)
     assert start.endswith("--no-python bash rank.sh")
 
 
+def test_plan_writes_the_job_of_a_framework(tmp_path: Path, run: Any) -> None:
+    ask = ["plan", "bert-48", "-c", "dapple-a", "-b", "64"]
+    done = run(*ask, "--framework", "torch", "-o", "job/", "-o", "plan.json")
+    assert "Next: bash job/smoke.sh\n      hpgo launch job/\n" in done.stdout
+    expected = jobs.files(hpgo.Plan.read(tmp_path / "plan.json"))
+    assert {path.name for path in (tmp_path / "job").iterdir()} == set(expected)
+    for name, text in expected.items():
+        written = (tmp_path / "job" / name).read_text(encoding="utf-8")
+        # Plans are compared by their values, because both 0 and 0.0 are written.
+        assert written == text or json.loads(written) == json.loads(text)
+    for words, says in (
+        ([], "needs --framework"),
+        (["--framework", "megatron"], "hpgo export PLAN.json --to megatron -o FILE"),
+        (["--framework", "deepspeed"], "a job for PyTorch"),
+        (["--framework", "torch", "--devices", "8,16"], "is for one plan"),
+    ):
+        refusal = run(*ask, *words, "-o", "job/", code=2 if "needs" in says or "one plan" in says else 1)
+        assert says in refusal.stderr
+        assert refusal.stdout == ""
+
+
 def test_torchtitan_0_2_is_refused_where_it_would_compute_in_fp32() -> None:
     given: dict[str, Any] = {"tp": 2, "pp": 4, "zero_stage": 0, "overlap_dp_comm": False}
     plan = llm("torchtitan@0.3", replace(LLAMA, layers=4), **given)

@@ -14,6 +14,7 @@ from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate
 from hpgo.llm.parallelism import (
     MAX_ZERO,
+    CrossEntropyImpl,
     CudaGraphImpl,
     CudaGraphModule,
     MainParamsDtype,
@@ -178,6 +179,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute": get_args(Recompute), "precision": get_args(Precision), "pp_schedule": get_args(PipelineSchedule),
     "cuda_graph_impl": get_args(CudaGraphImpl), "exp_avg_dtype": get_args(StateDtype),
     "exp_avg_sq_dtype": get_args(StateDtype), "main_params_dtype": get_args(MainParamsDtype),
+    "cross_entropy_fusion_impl": get_args(CrossEntropyImpl),
 }  # fmt: skip
 _LISTS = {"recompute_modules": get_args(RecomputedModule), "cuda_graph_modules": get_args(CudaGraphModule)}
 """Fields whose values are joined with `+`."""

@@ -44,7 +44,7 @@ _COUNTS = (*COUNTS, "devices")
 _FROM_NONE = ("zero_stage", "cpu_offload_num_layers")
 _WORDS = (
     "pp_schedule", "recompute", "precision", "cuda_graph_impl", "exp_avg_dtype", "exp_avg_sq_dtype",
-    "main_params_dtype", "pipeline_layout",
+    "main_params_dtype", "pipeline_layout", "cross_entropy_fusion_impl",
 )  # fmt: skip
 _LISTS = ("recompute_modules", "cuda_graph_modules")
 _WITHOUT_TP_OVERLAP = {"te-hopper": "te-hopper-no-tp-overlap"}

@@ -15,8 +15,8 @@ from hpgo.cli.command import option, takes
 from hpgo.cli.llm.options import (
     TrainingOptions,
     draw,
-    note_unmeasured,
     note_model,
+    note_unmeasured,
     read_platform,
     same_constants,
     shell_words,
@@ -91,7 +91,7 @@ class PlanOptions(TrainingOptions):
         metavar="N|fastest",
         help="Row of the list to report and write.  [1]",
     )
-    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg …) or job (FOLDER/).")
+    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg …), job (FOLDER/).")
     on: LauncherName = ON_LAUNCHER
     pareto: str | None = option(
         "--pareto", type=STILL, metavar="FILE", help="Draw the Pareto front of step time and memory."
@@ -141,7 +141,7 @@ def command(options: PlanOptions) -> None:
     for output in filter(is_folder_name, options.outputs):
         from hpgo.cli.job_folders import check_job_folder
 
-        check_job_folder(output, problem["framework"])
+        check_job_folder(output, problem["framework"], "transformers")
     other = "" if options.stack else other_stack(cluster, problem["framework"], problem["platform"])
     with as_options():
         found = plan_llm(options.model, cluster, top=options.top, **problem)

@@ -20,6 +20,7 @@ model computes are refused, too.
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -47,6 +48,7 @@ from hpgo.model.transformer_presets import named_transformer, transformer_names
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
 VERSION = 1
 _SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers", "n_group")
@@ -118,7 +120,7 @@ def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
     if not may_be_file(path) or _is_hub_like(path):
         raise ProfileError(
             f"there is no transformer `{shorten(str(path))}`, and no such file",
-            similar(str(path), transformer_names())
+            similar(str(path), transformer_names(), minimum=0.8)
             or "give its config.json; `hpgo models transformers` lists the known names",
             code="unknown_name",
         )
@@ -182,7 +184,7 @@ def _type_of(top: Section, given: dict[str, Any]) -> _Type:
             f"model type `{shorten(kind)}` is unknown",
             "write the content of `text_config` into a separate file, to read the language model alone"
             if within
-            else similar(kind, names, minimum=0.8) or f"install torch and transformers, or {REFUSED_HINT}",
+            else _slip_of(kind, names) or f"install torch and transformers, or {REFUSED_HINT}",
         )
     data = family(kind)
     return _Type(kind, data, _class_defaults()["types"][data.configuration])
@@ -291,6 +293,17 @@ def _tower(part: Section, data: Family, more: dict[str, Any]) -> Tower:
     if strange:
         _refuse_keys(top, strange, _slips(strange, stated, model), kind)
     return tower_of(tower, top, model.row, data.projector, more)
+
+
+def _slip_of(kind: str, known: Sequence[str]) -> str:
+    """Return a hint for a misspelled model type, or an empty text for a type that is not known.
+
+    >>> _slip_of("lama", ["llama"]), _slip_of("llama4", ["llama"])
+    ('did you mean `llama`?', '')
+    """
+    digits = re.findall(r"\d+", kind)
+    # Another number is another architecture: reading `llama4` as `llama` would plan a model without its experts.
+    return similar(kind, [one for one in known if re.findall(r"\d+", one) == digits], minimum=0.8)
 
 
 def _check_class(top: Section, given: dict[str, Any], model: _Type) -> None:
