@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.llm.bounds import ALL, NONE, Candidate
-from hpgo.llm.config_groups import ConfigGroup, config_groups, min_recomputed
+from hpgo.llm.config_families import config_groups
+from hpgo.llm.config_groups import ConfigGroup, min_recomputed
 from hpgo.llm.constants import CONSTANTS
 from hpgo.llm.estimate import _rank_layers, in_flight, max_memory_bytes, simulated_step_s
 from hpgo.llm.frameworks import DEEPSPEED, MEGATRON, TORCHTITAN

@@ -48,7 +48,7 @@ def nothing_fits(
         if min_state_bytes(context, within) > gpus.count * limit_bytes:
             return False
         # Larger micro-batches never need less memory, so trying the smallest ones decides.
-        return any_fits(config_groups(context, global_batch_size, _smallest(within)), limit_bytes)
+        return any_fits(config_groups(context, global_batch_size, _smallest(within), graphs=False), limit_bytes)
 
     if needed_bytes <= capacity_bytes:
         return InfeasibleError(message, f"reserve at most {format_bytes(capacity_bytes - needed_bytes)} per GPU")
