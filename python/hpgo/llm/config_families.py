@@ -54,6 +54,8 @@ class _Pipeline(NamedTuple):
     config: ParallelismConfig
     """Configuration as the framework runs it, with open ZeRO stage and micro-batch size."""
     recomputed: tuple[bool, ...]
+    dp_replicate: int
+    """Groups of replicas that each hold all shards."""
     zero_stages: tuple[tuple[int, ...], tuple[int, ...]]
     """ZeRO stages with several micro-batches, and with a single one."""
     splits: tuple[LayerSplits, LayerSplits]
@@ -281,7 +283,6 @@ class ConfigGrid:
     def _each_pipeline(self, tp: int, cp: int) -> Iterator[_Pipeline]:
         model, gpus, rules, takes = self.context.model, self.context.gpus, self.space.rules, self.space.takes
         shape, base = self.shapes[tp, cp], self.context.config
-        dp_replicate = self.space.degree("dp_replicate")
         is_plain = not base.recompute_modules and base.cuda_graph_impl == "none"
         if gpus.count % (tp * cp):
             return
@@ -290,7 +291,7 @@ class ConfigGrid:
             dp = gpus.count // (tp * cp) // pp
             if self.batch % dp or not (takes("pp", pp) and takes("dp", dp)):
                 continue
-            if (pp > 1 and model.tied and not rules.ties_piped) or dp % dp_replicate:
+            if pp > 1 and model.tied and not rules.ties_piped:
                 continue
             # An even split may count the embedding and the LM head as a layer each, hence the 2 (`stage_layers`).
             max_vpp = (model.layers + 2) // pp if pp > 1 else 1
@@ -307,23 +308,43 @@ class ConfigGrid:
                 config = rules.as_run(changed(shape, ep=ep, pp=pp, dp=dp, vpp=vpp, pp_schedule=schedule))
                 if self.space.settings and rules.broken_degrees(changed(config, zero_stage=1), tied=model.tied):
                     continue
-                if recomputed:
-                    yield _Pipeline(
-                        (self.at, place, pp, ep, after), config, recomputed,
-                        (self._zero_stages(config, micro_batches=2), self._zero_stages(config, micro_batches=1)),
-                        (self.costs.splits(self, pp, schedule, vpps, whole_rounds=False),
-                         self.costs.splits(self, pp, schedule, vpps, whole_rounds=True)),
-                    )  # fmt: skip
+                if not recomputed:
+                    continue
+                rounds = [
+                    self.costs.splits(self, pp, schedule, vpps, whole_rounds=whole_rounds)
+                    for whole_rounds in (False, True)
+                ]
+                for groups in self._shard_groups(config):
+                    several, single = (self._zero_stages(config, groups, micro_batches=count) for count in (2, 1))
+                    if several or single:
+                        order = self.at, place, pp, ep, after, groups
+                        yield _Pipeline(order, config, recomputed, groups, (several, single), (rounds[0], rounds[1]))
 
-    def _zero_stages(self, config: ParallelismConfig, *, micro_batches: int) -> tuple[int, ...]:
+    def _shard_groups(self, config: ParallelismConfig) -> list[int]:
+        """Return the numbers of groups of replicas that each hold all shards: one, or some groups of whole nodes."""
+        rules, takes = self.space.rules, self.space.takes
+        if "dp_replicate" in self.space.fixed:
+            fixed = self.space.degree("dp_replicate")
+            return [fixed] if config.dp % fixed == 0 else []
+        # Groups shorten the gathers of each pass. Where passes gather nothing, they gained less than 0.5 % on each of
+        # 12 questions with Megatron-LM, and doubled the time of the search.
+        if MAX_ZERO not in rules.hybrid_stages or config.pp > 1 or not takes("zero_stage", MAX_ZERO):
+            return [1]
+        # They save transfers between nodes, so a smaller group than a node would only need more memory.
+        each, gpus = self.context.gpus.gpus_per_node, config.tp * config.dp_cp_size
+        whole = [count for count in divisors(config.dp) if count > 1 and gpus % (count * each) == 0]
+        return [count for count in (1, *whole) if takes("dp_replicate", count)]
+
+    def _zero_stages(self, config: ParallelismConfig, groups: int, *, micro_batches: int) -> tuple[int, ...]:
+        """Return the ZeRO stages of a configuration with some groups of shards."""
         model, rules = self.context.model, self.space.rules
-        dp_replicate = self.space.degree("dp_replicate")
         found = rules.zero_stages_of(config, micro_batches=micro_batches, experts=bool(model.experts))
         found = tuple(stage for stage in found if self.space.takes("zero_stage", stage))
-        if dp_replicate > 1:
+        if groups > 1:
             # Without experts, the number of replicas of an expert is not used.
-            whole = not model.experts or config.expert_dp_size % dp_replicate == 0
-            found = tuple(stage for stage in found if whole and stage in rules.hybrid_stages)
+            whole = not model.experts or config.expert_dp_size % groups == 0
+            known = rules.hybrid_stages if "dp_replicate" in self.space.fixed else (MAX_ZERO,)
+            found = tuple(stage for stage in found if whole and stage in known)
         # Of the settings, only the formats of the optimizer state depend on the ZeRO stage.
         if config.has_narrow_state:
             found = tuple(
@@ -357,10 +378,10 @@ class ConfigGrid:
         splits, zero_stages = self._of_size(one, micro_batches)
         if not (splits.found and zero_stages):
             return
-        placed, dp_replicate = one.config, self.space.degree("dp_replicate")
+        placed = one.config
         group = partial(
             ConfigGroup, gpus=self.context.gpus, pp=placed.pp, dp=placed.dp, micro_batches=micro_batches, splits=splits,
-            dp_replicate=dp_replicate,
+            dp_replicate=one.dp_replicate,
         )  # fmt: skip
         least = self._least_costs(tp, cp, size, placed.ep)
         if alike := tuple(stage for stage in zero_stages if stage < MAX_ZERO):
@@ -375,7 +396,7 @@ class ConfigGrid:
         if MAX_ZERO in zero_stages:
             # With ZeRO stage 3 a layer's time includes gathering weights, which depends on dp, on the pipeline and on
             # recomputation (`ParallelismConfig.shape`). So each of these has its own group.
-            config = changed(placed, micro_batch_size=size, zero_stage=MAX_ZERO, dp_replicate=dp_replicate).shape
+            config = changed(placed, micro_batch_size=size, zero_stage=MAX_ZERO, dp_replicate=one.dp_replicate).shape
             costs = LayerCosts(self.context.of_config(config), least, _BY_SHARDING)
             for again in one.recomputed:
                 yield group(

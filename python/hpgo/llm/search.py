@@ -27,6 +27,7 @@ from hpgo.llm.estimate import (
     estimate_stages,
     model_flop,
     on_platform,
+    simulated_step_s,
     stack_on,
     with_range,
 )
@@ -34,11 +35,12 @@ from hpgo.llm.fewer_gpus import part_of, smaller_parts
 from hpgo.llm.frameworks import framework_support
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.layer_context import LayerContext
-from hpgo.llm.parallelism import DegreeError, ParallelismConfig, Precision, check_positions
+from hpgo.llm.parallelism import DegreeError, ParallelismConfig, Precision, changed, check_positions
 from hpgo.llm.platform import Platform
 from hpgo.llm.search_space import SearchSpace
 from hpgo.llm.simplicity import complexity, preference, sure_bytes
 from hpgo.llm.step_range import RELATIVE_ERROR
+from hpgo.llm.step_time import PipelineStages
 from hpgo.llm.validated_features import unvalidated_features
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
@@ -54,7 +56,6 @@ if TYPE_CHECKING:
     from hpgo.llm.plan import LlmPlan
     from hpgo.llm.search_space import Value
     from hpgo.llm.stack import Stack
-    from hpgo.llm.step_time import PipelineStages
     from hpgo.programs.names import LlmFramework
 
 MAX_SHOWN = 1000
@@ -96,6 +97,9 @@ class LlmPlanSearch(Record):
     """Fastest configuration on all available GPUs, if `cluster` has fewer. None if it has all, or if none fits."""
     any_count: bool = False
     """Whether fewer GPUs than `available` were searched, too."""
+    plain_s: tuple[float, ...] = ()
+    """Step time of each estimate of the list if it had no CUDA graphs and no hybrid sharding: what these save. It is
+    the time of the estimate itself if it has neither."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -187,7 +191,10 @@ def plan_llm(
     - expert parallelism by every divisor of the experts and of the GPUs of a stage;
     - every micro-batch size that divides the batch, and all ZeRO stages of the framework;
     - no recomputation, recomputation of all layers, or, if the framework supports it, of the fewest layers per stage
-      that fit.
+      that fit;
+    - no CUDA graphs, or those that the framework runs: of whole layers or of the step for models without experts, and
+      of all modules with fixed shapes for models with experts;
+    - hybrid sharding in groups of whole nodes, if the framework runs it with ZeRO stage 3.
 
     Without `devices`, the search also tries fewer GPUs: the same number on each of the first nodes. It uses them if no
     configuration on more GPUs is faster.
@@ -238,9 +245,12 @@ def plan_llm(
         device = cluster.nodes[0].device.name
         return len(unvalidated_features(canonical(config, model), device, validated)), complexity(config)
 
+    # Full estimates are made only for the configurations that are returned. The search needs step times alone.
+    choices = question.choices(search, rank)
+    plain_s = {one.context.config: _plain_s(step_s, one) for step_s, one in choices}
+    listed = _listed([estimated(*one) for one in choices])
     return LlmPlanSearch(
-        # Full estimates are made only for the configurations that are returned. The search needs step times alone.
-        estimates=_listed([estimated(*one) for one in question.choices(search, rank)]),
+        estimates=listed,
         configurations=question.count(part),
         bounded=search.bounded,
         simulated=search.simulated,
@@ -251,7 +261,17 @@ def plan_llm(
         available=cluster.devices,
         on_all=None if on_all is None else estimated(*on_all),
         any_count=devices is None,
+        plain_s=tuple(plain_s[one.parallelism] for one in listed),
     )
+
+
+def _plain_s(step_s: float, stages: PipelineStages) -> float:
+    """Return the step time of a configuration without CUDA graphs and hybrid sharding, given the time with them."""
+    config = stages.context.config
+    if config.cuda_graph_impl == "none" and config.dp_replicate == 1:
+        return step_s
+    plain = changed(config, cuda_graph_impl="none", cuda_graph_modules=(), dp_replicate=1)
+    return simulated_step_s(PipelineStages(stages.context.of_config(plain), stages.micro_batches))
 
 
 def _listed(estimates: list[LlmEstimate]) -> tuple[LlmEstimate, ...]:
