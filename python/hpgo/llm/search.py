@@ -171,8 +171,8 @@ def plan_llm(
         devices: number of GPUs to use, the first of the cluster; None means all, or fewer where these are faster.
         framework: `megatron`, `torchtitan` or `deepspeed`, perhaps with a version: `megatron@0.16`.
         fix: values that all configurations must have: `{"tp": 4, "zero_stage": 1}`; also `cp`, `ep`, `pp`, `vpp`,
-            `pp_schedule`, `dp`, `micro_batch_size` and `recompute`; or settings that the search does not vary, such as
-            `cuda_graph_impl` and `recompute_modules` (docs/llm.md).
+            `pp_schedule`, `dp`, `dp_replicate`, `micro_batch_size`, `recompute` and `cuda_graph_impl`; or settings that
+            the search does not vary, such as `recompute_modules` (docs/llm.md).
         exclude: features to leave out: `["cp"]`, or single values: `["zero_stage=0", "micro_batch_size=1"]`.
         reserved_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
         stack: software stack, by its name or its file; None means the one that `framework` implies on the device.

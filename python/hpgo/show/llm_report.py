@@ -353,13 +353,13 @@ def _gains(choice: LlmPlanSearch, width: int) -> list[str]:
     has_groups = [config.dp_replicate > 1 for config in configs]
     names = [name for name, has in (("CUDA graphs", has_graphs), ("hybrid sharding", has_groups)) if any(has)]
     rows = [
-        f"number {place} {100 * (1 - one.step_s / plain_s):.1f} %"
+        f"{100 * (1 - one.step_s / plain_s):.1f} % of the step time of number {place}"
         for place, one, plain_s in zip(range(1, len(configs) + 1), choice.estimates, choice.plain_s, strict=True)
         if has_graphs[place - 1] or has_groups[place - 1]
     ]
     if not rows:
         return []
-    text = f"{' and '.join(names)} save {join_words(rows)} of the step time without them, as estimated."
+    text = f"{' and '.join(names)} save{'s' if names == ['hybrid sharding'] else ''} {join_words(rows)}, as estimated."
     return [*textwrap.wrap(text[0].upper() + text[1:], width), ""]
 
 
