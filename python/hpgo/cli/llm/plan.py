@@ -111,8 +111,8 @@ class PlanOptions(TrainingOptions):
 def command(options: PlanOptions) -> None:
     """Find the configurations with the shortest step that fit in memory.
 
-    The search covers all that the framework runs, also CUDA graphs and hybrid sharding, on all GPUs or fewer. The
-    simplest of equally fast ones comes first.
+    The search covers all that the framework runs, also CUDA graphs, on all GPUs or fewer. The simplest of equally fast
+    ones comes first.
 
     \b
     Examples:
