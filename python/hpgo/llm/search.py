@@ -47,11 +47,10 @@ from hpgo.model.transformer import Transformer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from hpgo.llm.best_first import Found, Rank
     from hpgo.llm.config_families import ConfigGrid
-    from hpgo.llm.config_groups import ConfigGroup
     from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.plan import LlmPlan
     from hpgo.llm.search_space import Value
@@ -317,14 +316,12 @@ class _Question:
             search = self._search(Gpus.of(part, self.context.config.precision), top)
         if search.best:
             return part, search, None if part is self.cluster else on_all
-        if (least := leanest(self._all_groups())) is None:
+        from hpgo.llm.infeasibility import nothing_fits, smallest_batches
+
+        groups = config_groups(self.context, self.global_batch_size, smallest_batches(self.space), graphs=False)
+        if (least := leanest(groups)) is None:
             raise self._undivided()
-        from hpgo.llm.infeasibility import nothing_fits
-
         raise nothing_fits(least, self.cluster, self.space, self.global_batch_size, reserved_bytes=self.reserved_bytes)
-
-    def _all_groups(self) -> Iterator[ConfigGroup]:
-        return config_groups(self.context, self.global_batch_size, self.space, graphs=False)
 
     def count(self, part: Cluster) -> int:
         """Return the number of configurations on a part of the cluster."""
