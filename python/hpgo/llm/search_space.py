@@ -43,8 +43,8 @@ _SETTINGS: dict[str, Value | None] = {
     "recompute_modules": (), "cuda_graph_impl": "none", "cuda_graph_modules": (), "grad_reduce_in_bf16": False,
     "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32", "main_params_dtype": "fp32",
 }  # fmt: skip
-"""Further arguments of `hpgo.estimate_llm` that may be fixed for all configurations, with their defaults. The search
-does not vary them."""
+"""Further arguments of `hpgo.estimate_llm` that may be fixed for all configurations, with their defaults. Of them, the
+search varies CUDA graphs only, and modules to recompute if `recompute` is fixed to `selective`."""
 NAMES = (*_ALONE, _SIZE, _GROUPS, *_SETTINGS)
 _OPTIONAL = {"tp", "cp", "ep", "vpp"}
 """Degrees for which `FrameworkSupport` has a field of the same name: whether the degree may be above 1."""

@@ -111,7 +111,8 @@ class PlanOptions(TrainingOptions):
 def command(options: PlanOptions) -> None:
     """Find the configurations with the shortest step that fit in memory.
 
-    The search covers all that the framework runs, on all GPUs or fewer. The simplest of equally fast ones comes first.
+    The search covers all that the framework runs, also CUDA graphs, on all GPUs or fewer. The simplest of equally fast
+    ones comes first.
 
     \b
     Examples:
@@ -175,7 +176,7 @@ def command(options: PlanOptions) -> None:
         # Print the result even if a file can't be written, because the search is the expensive part.
         if options.as_json:
             facts = {"configurations": found.configurations, "simulated": found.simulated, "framework": found.framework}
-            facts |= {"alike": len(found.alike), "best": 1, "fastest": fastest}
+            facts |= {"alike": len(found.alike), "best": 1, "fastest": fastest, "plain_s": found.plain_s}
             facts |= {"gpus": found.cluster.devices, "available_gpus": found.available}
             facts |= {"on_all_gpus": None if found.on_all is None else document(found.on_all)}
             if moves is not None:
