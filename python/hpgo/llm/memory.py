@@ -139,6 +139,11 @@ def parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     return found + copy * words
 
 
+def expert_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the part of `parameters` that belongs to experts."""
+    return _of_layers(expert_weights, context, held)
+
+
 def trained_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the part of `parameters` that is trained: all, or those of adapters."""
     return _of_layers(trained_weights, context, held) if context.config.lora_rank else parameters(context, held)
@@ -160,7 +165,7 @@ def _sharded(context: LayerContext, whole: Amount, alone: Amount) -> Amount:
 
 def sharded_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return a GPU's shard of `parameters`."""
-    return _sharded(context, parameters(context, held), _of_layers(expert_weights, context, held))
+    return _sharded(context, parameters(context, held), expert_parameters(context, held))
 
 
 def sharded_trained(context: LayerContext, held: PipelineRankLayers) -> Amount:

@@ -15,8 +15,8 @@ from hpgo.cli.llm.options import (
     COUNT,
     TrainingOptions,
     draw,
-    note_unmeasured,
     note_model,
+    note_unmeasured,
     read_platform,
     shell_words,
 )
