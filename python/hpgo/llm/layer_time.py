@@ -171,7 +171,7 @@ def quantize(context: LayerContext) -> PassTime:
     """
     each, tp, tokens = NARROW.get(context.config.precision), context.config.tp, context.tokens
     if each is None:
-        weights_s = expanded_s(context, base_weights(context))
+        weights_s = expanded_s(context, base_weights(context) - expert_weights(context))
         return PassTime(weights_s, weights_s)
     block, h, moved = context.block, context.block.parts * context.model.hidden, VALUE + 2 * each
     inputs = h / context.between + (block.rows + block.ffn) / tp
@@ -259,14 +259,14 @@ def param_all_gather(context: LayerContext) -> PassTime:
     if not config.gathers_weights:
         return NOTHING
     gather_s = reduce_s = 0.0
-    alone = expert_weights(context)
-    trained = trained_weights(context)
-    for shards, groups, gathered, count in (
-        (context.shard_ring, context.group_ring, layer_weights(context) - alone, trained - trained_experts(context)),
-        (context.expert_shard_ring, context.expert_group_ring, alone, trained_experts(context)),
+    alone, trained_alone = expert_weights(context), trained_experts(context)
+    others, trained = layer_weights(context) - alone, trained_weights(context) - trained_alone
+    for shards, groups, gathered, each, count in (
+        (context.shard_ring, context.group_ring, others, base_weight_bytes(config), trained),
+        (context.expert_shard_ring, context.expert_group_ring, alone, VALUE, trained_alone),
     ):
         if gathered:
-            gather_s += context.shard_gather_s(shards, gathered, base_weight_bytes(config))
+            gather_s += context.shard_gather_s(shards, gathered, each)
         if count:
             inside_s = context.shard_gather_s(shards, count, context.gradient_bytes)
             # With hybrid sharding, each group has reduced its own samples only. An all-reduce sums the shards over the

@@ -179,9 +179,12 @@ def updated_parameters(context: LayerContext, held: PipelineRankLayers) -> Amoun
 
 
 def _narrow_bytes(context: LayerContext, held: PipelineRankLayers) -> Amount:
-    """Return the bytes that base weights in 4 bits save on 16 bits, before ZeRO shards them."""
+    """Return the bytes that base weights in 4 bits save on 16 bits, before ZeRO shards them.
+
+    Experts stay in 16 bits: bitsandbytes converts single matrices, and models join all experts of a layer.
+    """
     each = VALUE - base_weight_bytes(context.config)
-    return each * _of_layers(base_weights, context, held) if each else 0.0
+    return each * (_of_layers(base_weights, context, held) - expert_parameters(context, held)) if each else 0.0
 
 
 def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
