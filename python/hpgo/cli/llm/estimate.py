@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 _SECTIONS = {
     "Model and batch": "cluster global_batch_size seq_length precision",
-    "Parallelism and memory": "tp pp cp ep zero_stage recompute stack",
+    "Parallelism and memory": "tp pp cp ep zero_stage recompute",
     "Output": "outputs as_json",
 }
 _BRIEF = (
-    "micro_batch_size devices tokens_per_batch framework platform nic_gbit_s vpp pp_schedule dp_replicate"
+    "micro_batch_size devices tokens_per_batch framework stack platform nic_gbit_s vpp pp_schedule dp_replicate"
     " first_rank_layers last_rank_layers pipeline_layout recompute_every recompute_num_layers recompute_modules"
     " cpu_offload_num_layers dtensor tp_comm_overlap no_overlap_dp_comm no_sequence_parallel no_flash_attention"
     " no_fused_elementwise no_fused_adam no_fused_cross_entropy flatten_gradients grad_reduce_in_bf16"
@@ -259,9 +259,8 @@ def command(options: EstimateOptions) -> None:
     """Estimate the step time and memory of one configuration.
 
     \b
-    Examples:
+    Example:
       hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2
-      hpgo llm estimate mixtral-8x7b -c h100:4 -b 128 --seq-length 4096 --ep 8
     """
     from hpgo.hardware.cluster import Cluster
     from hpgo.hardware.rates import REPORTED_BYTES, key_of
