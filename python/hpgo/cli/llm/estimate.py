@@ -171,7 +171,7 @@ class EstimateOptions(TrainingOptions):
         type=click.Choice(get_args(BaseWeightsDtype)),
         default="bf16",
         metavar="NAME",
-        help="Frozen weights of layers: bf16 for 16 bits, or nf4 (QLoRA).  [bf16]",
+        help="Frozen weights of layers: bf16 for 16 bits, fp8, or nf4 (QLoRA).  [bf16]",
     )
     optimizer: Optimizer = option(
         "--optimizer",
