@@ -304,7 +304,8 @@ def command(options: EstimateOptions) -> None:
         say("warning", f"{SAVES_NOTHING}: leave core_attn and a plain `--recompute selective` out")
     # A configuration that does not fit is no error: its report shows which column of memory to reduce.
     if not found.fits:
-        say("warning", "it does not fit: raise a degree or --zero-stage, or recompute with --recompute full")
+        moved = "" if found.parallelism.optimizer_offload_fraction else ", or use --optimizer-offload-fraction 1"
+        say("warning", f"it does not fit: raise a degree or --zero-stage, recompute with --recompute full{moved}")
         device = cluster.nodes[0].device.name
         reported_bytes = REPORTED_BYTES.get(key_of(device) or "", 0.0)
         if found.fullest.peak_bytes <= reported_bytes:
