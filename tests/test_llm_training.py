@@ -162,14 +162,14 @@ def test_adapters_that_nothing_runs_are_refused(asked: dict[str, Any], error: st
     ("cluster", "devices", "degrees", "batch", "samples_per_s"),
     [
         ("h100:1", 8, {"tp": 4}, 8, 2.175), ("h100:1", 4, {"tp": 4}, 8, 1.019),
-        ("h100:8", 64, {"tp": 4, "cp": 2}, 8, 14.78), ("h100:128", 1024, {"tp": 4, "cp": 2}, 128, 234.0), ("h200:1", 8, {"cp": 2}, 8, 2.472),
-        ("b200:1", 8, {"cp": 2}, 8, 4.695),
+        ("h100:8", 64, {"tp": 4, "cp": 2}, 8, 14.78), ("h100:128", 1024, {"tp": 4, "cp": 2}, 128, 234.0),
+        ("h200:1", 8, {"cp": 2}, 8, 2.472), ("b200:1", 8, {"cp": 2}, 8, 4.695),
     ],
 )  # fmt: skip
 def test_adapters_take_as_long_as_in_mlperf(
     cluster: str, devices: int, degrees: dict[str, int], batch: int, samples_per_s: float
 ) -> None:
-    """MLPerf Training 4.1, llama2_70b_lora: throughput of NVIDIA, and of Dell for 4 GPUs. No constant is fitted to it."""
+    """MLPerf Training 4.1, llama2_70b_lora: throughput of NVIDIA, and of Dell for 4 GPUs. No constant was fitted."""
     one = hpgo.estimate_llm(
         "llama-2-70b", hpgo.Cluster.preset(cluster), devices=devices, global_batch_size=batch, seq_length=8192,
         precision="fp8", framework="nemo", lora_rank=16, lora_target_modules=["linear_qkv", "linear_proj"],
