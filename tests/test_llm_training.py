@@ -139,6 +139,16 @@ def test_base_weights_in_four_bits() -> None:
     assert column(sharded["nf4"], "weights") < column(sharded["bf16"], "weights")
 
 
+def test_llama_65b_trains_on_one_gpu_of_48_gb_as_the_authors_of_qlora_did() -> None:
+    """Rank 64 in all GEMMs, paged Adam, recomputation (Dettmers et al., arXiv 2305.14314, section 4)."""
+    model = hpgo.Transformer(layers=80, hidden=8192, heads=64, kv_heads=64, head_dim=128, ffn=22016, vocab=32000)
+    one = hpgo.estimate_llm(
+        model, A100, devices=1, global_batch_size=16, seq_length=512, recompute="full", lora_rank=64,
+        base_weights_dtype="nf4", optimizer="paged_adam",
+    )  # fmt: skip
+    assert 40e9 < one.fullest.peak_bytes < 48e9
+
+
 @pytest.mark.parametrize(
     ("asked", "error"),
     [
