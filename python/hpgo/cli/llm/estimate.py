@@ -259,7 +259,7 @@ def command(options: EstimateOptions) -> None:
     """Estimate the step time and memory of one configuration.
 
     \b
-    Example:
+    Examples:
       hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2
     """
     from hpgo.hardware.cluster import Cluster
