@@ -283,7 +283,7 @@ class ConfigGrid:
     def _each_pipeline(self, tp: int, cp: int) -> Iterator[_Pipeline]:
         model, gpus, rules, takes = self.context.model, self.context.gpus, self.space.rules, self.space.takes
         shape, base = self.shapes[tp, cp], self.context.config
-        is_plain = not base.recompute_modules and base.cuda_graph_impl == "none"
+        is_plain = not base.recompute_modules and base.cuda_graph_impl == "none" and not base.lora_rank
         if gpus.count % (tp * cp):
             return
         place = list(self.shapes).index((tp, cp))
@@ -306,7 +306,8 @@ class ConfigGrid:
                 recomputed = tuple(again for again in self.recomputed if not (again and splits_backward))
                 vpp = 2 if splits_backward else 1
                 config = rules.as_run(changed(shape, ep=ep, pp=pp, dp=dp, vpp=vpp, pp_schedule=schedule))
-                if self.space.settings and rules.broken_degrees(changed(config, zero_stage=1), tied=model.tied):
+                stage = MAX_ZERO if base.offload_params else 1
+                if self.space.settings and rules.broken_degrees(changed(config, zero_stage=stage), tied=model.tied):
                     continue
                 if not recomputed:
                     continue
@@ -345,8 +346,8 @@ class ConfigGrid:
             whole = not model.experts or config.expert_dp_size % groups == 0
             known = rules.hybrid_stages if "dp_replicate" in self.space.fixed else (MAX_ZERO,)
             found = tuple(stage for stage in found if whole and stage in known)
-        # Of the settings, only the formats of the optimizer state depend on the ZeRO stage.
-        if config.has_narrow_state:
+        # Of the settings, only the formats of the optimizer state and its place depend on the ZeRO stage.
+        if config.has_narrow_state or config.optimizer_offload_fraction:
             found = tuple(
                 stage for stage in found if not rules.broken_degrees(changed(config, zero_stage=stage), tied=model.tied)
             )
@@ -441,6 +442,8 @@ def _spaces(context: LayerContext, space: SearchSpace) -> Iterator[tuple[SearchS
     Parts with CUDA graphs, which are marked by True, follow the same part without them.
     """
     config = replace(context.config, **space.settings)
+    if config.packed_length is not None and space.rules.packed == "single":
+        space = replace(space, fixed={**space.fixed, "micro_batch_size": 1})
     parts = [space]
     if space.fixed.get("recompute") == "selective" and not config.recompute_modules:
         sets = _module_sets(replace(context, config=config))

@@ -59,6 +59,16 @@ class PassTime(NamedTuple):
 NOTHING = PassTime(0.0, 0.0)
 
 
+def gemm_pass(context: LayerContext, forward_s: float) -> PassTime:
+    """Return the time of GEMMs with weights, given their forward pass.
+
+    The backward pass has two GEMMs for each: for the input's gradient, and for the weight's unless it is frozen.
+    """
+    if context.config.lora_rank:
+        return PassTime(forward_s, forward_s)
+    return PassTime(forward_s, 2 * forward_s, weight_grad_s=forward_s)
+
+
 def routed_tokens(context: LayerContext) -> float:
     """Return the tokens of a micro-batch that one GPU sends to experts: tensor parallelism divides them."""
     return context.tokens / context.between
@@ -84,8 +94,10 @@ def saved_by_experts(context: LayerContext, each: float) -> float:
     if (sparse := context.block.experts) is None:
         return 0.0
     # A row saves the inputs of both GEMMs, and the results of the first one for the activation's backward pass. The
-    # router adds 8 bytes per token and expert: scores and probabilities in fp32.
-    row = each * (_width(context, sparse) + sparse.width) + VALUE * sparse.inner * sparse.width
+    # router adds 8 bytes per token and expert: scores and probabilities in fp32. Only gradients of weights need inputs.
+    inputs = _width(context, sparse) * context.saves_input("linear_fc1")
+    inputs += sparse.width * context.saves_input("linear_fc2")
+    row = each * inputs + VALUE * sparse.inner * sparse.width
     return routed_rows(context, sparse) * row + 8 * routed_tokens(context) * sparse.count
 
 
@@ -108,7 +120,7 @@ def experts(context: LayerContext) -> PassTime:
         return all_s / constants.grouped_gemm_efficiency + constants.gemm_overhead_s
 
     forward_s = grouped_s(sparse.inner * sparse.width, h) + grouped_s(h, sparse.width)
-    return PassTime(forward_s, 2 * forward_s, weight_grad_s=forward_s)
+    return gemm_pass(context, forward_s)
 
 
 def router(context: LayerContext) -> PassTime:
@@ -122,7 +134,9 @@ def router(context: LayerContext) -> PassTime:
     # Each permutation reads and writes a row. The weighted sum reads it once more.
     moved = routed_rows(context, sparse) * (10 * _width(context, sparse) + (2 + 2 * sparse.inner) * sparse.width)
     moved_s = context.moved_s(moved) * context.constants.routed_row_factor
-    return PassTime(scores_s + moved_s, 2 * scores_s + 1.5 * moved_s, weight_grad_s=gemm_s)
+    weight_grad_s = 0.0 if context.config.lora_rank else gemm_s
+    backward_s = 2 * scores_s + 1.5 * moved_s - (gemm_s - weight_grad_s)
+    return PassTime(scores_s + moved_s, backward_s, weight_grad_s=weight_grad_s)
 
 
 def ep_all_to_all(context: LayerContext) -> PassTime:

@@ -50,6 +50,12 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
         ("bf16 gradient reduction", config.grad_reduce_in_bf16),
         ("activation offloading", config.cpu_offload_num_layers > 0),
         ("CUDA graphs", config.cuda_graph_impl != "none"),
+        ("LoRA", config.lora_rank > 0),
+        (f"base weights {config.base_weights_dtype}", config.base_weights_dtype != "bf16"),
+        (f"optimizer {config.optimizer}", config.optimizer != "adam"),
+        ("optimizer on the CPU", config.optimizer_offload_fraction > 0),
+        ("weights on the CPU", config.offload_params),
+        ("packed documents", config.packed_length is not None),
     )
     return tuple(name for name, has in held if has)
 
@@ -102,7 +108,10 @@ VALIDATED: dict[str, tuple[str, ...]] = {
 """Features of published steps by device (docs/accuracy.md, *Validated features*)."""
 # The H200 is the H100's chip with more and faster memory. Its few published steps use none but the H100's features.
 VALIDATED["H200"] = VALIDATED["H100"]
-EVERYWHERE = frozenset(name for held in VALIDATED.values() for name in held)
+BEYOND: dict[str, frozenset[str]] = {name: frozenset(("LoRA",)) for name in ("B200", "H100", "H200")}
+"""Features of published steps of other kinds of training, which no constant was fitted to: MLPerf Training 4.1,
+llama2_70b_lora (docs/cost-terms.md, *Adapters*)."""
+EVERYWHERE = frozenset(name for held in (*VALIDATED.values(), *BEYOND.values()) for name in held)
 """Features that were validated on any device."""
 
 
@@ -127,5 +136,6 @@ def unvalidated_features(config: ParallelismConfig, device: str, besides: Collec
     >>> [unvalidated_features(config, *known) for known in (["H100-80GB"], ["A100-80GB"], ["A100-80GB", ["cp"]])]
     [('schedule zb_v',), ('cp', 'schedule zb_v'), ('schedule zb_v',)]
     """
-    known = VALIDATED.get(family(device), EVERYWHERE)
+    chip = family(device)
+    known = {*VALIDATED.get(chip, EVERYWHERE), *BEYOND.get(chip, ())}
     return tuple(name for name in features_of(config) if name not in known and name not in besides)
