@@ -168,7 +168,9 @@ def _experts(job: LlmExportJob) -> dict[str, Value]:
         "moe-grouped-gemm": True,
         **_dispatcher(job),
         "expert-model-parallel-size": config.ep,
-        "expert-tensor-parallel-size": 1,
+        "expert-tensor-parallel-size": config.etp,
+        "overlap-moe-expert-parallel-comm": config.overlap_ep_comm,
+        "delay-wgrad-compute": config.delay_wgrad_compute,
     }
 
 
@@ -178,15 +180,18 @@ def _dispatcher(job: LlmExportJob) -> dict[str, Value]:
     DeepEP and HybridEP send a token to another node once. Inside a node, the estimate counts a transfer for each expert
     of a token, which `alltoall` does. Releases 0.16 to 0.19 read both names of the backend.
     """
-    backend = _flex_backend(job)
+    backend, kind = _flex_backend(job), job.config.moe_token_dispatcher
     if backend is None:
-        return {"moe-token-dispatcher-type": "alltoall"}
+        return {"moe-token-dispatcher-type": kind or "alltoall"}
     return {"moe-token-dispatcher-type": "flex", "moe-flex-dispatcher-backend": backend}
 
 
 def _flex_backend(job: LlmExportJob) -> str | None:
-    node = job.plan.cluster.nodes[0]
-    return _FLEX_BACKENDS.get(key_of(node.device.name) or "") if job.config.ep > node.count else None
+    node, kind = job.plan.cluster.nodes[0], job.config.moe_token_dispatcher
+    if kind is not None:
+        return kind if kind in _FLEX_BACKENDS.values() else None
+    is_wide = job.config.expert_model_parallel_size > node.count
+    return _FLEX_BACKENDS.get(key_of(node.device.name) or "") if is_wide else None
 
 
 def _pattern(layers: Iterable[bool]) -> str:
@@ -213,6 +218,8 @@ def _parallel(job: LlmExportJob) -> dict[str, Value]:
     if config.pp > 1:
         planned = layout_text(job.counts, job.model.further_tokens)
         found["pipeline-model-parallel-layout"] = config.pipeline_layout or planned
+    if config.vpp > 1 and config.micro_batch_group_size is not None:
+        found["microbatch-group-size-per-virtual-pipeline-stage"] = config.micro_batch_group_size
     return found
 
 
@@ -279,6 +286,8 @@ def _memory(job: LlmExportJob) -> dict[str, Value]:
     return found | {
         "cpu-offloading": config.cpu_offload_num_layers > 0,
         "cpu-offloading-num-layers": config.cpu_offload_num_layers or False,
+        "fine-grained-activation-offloading": bool(config.offload_modules),
+        "offload-modules": config.offload_modules or False,
     }
 
 
@@ -352,11 +361,15 @@ def _notes(job: LlmExportJob) -> list[str]:
         notes.append("the estimate assumes the same number of tokens for each expert")
         if (backend := _flex_backend(job)) is not None:
             notes.append(f"tokens go to each node once, as estimated: the package deep_ep with {backend} is needed")
-        elif config.ep > job.plan.cluster.nodes[0].count:
+        elif config.moe_token_dispatcher is None and config.ep > job.plan.cluster.nodes[0].count:
             notes.append("the estimate sends each token once to each node, but alltoall once to each of its experts")
     if config.precision in {"fp8", "fp4"} and not (config.precision == "fp8" and config.zero_stage == 1):
         notes.append("the estimate leaves out the FP8 or FP4 copies of weights that Transformer Engine keeps")
-    if config.tp > 1 or config.cp > 1:
+    if config.offload_modules:
+        notes.append("with Transformer Engine from 2.10 on, offloading needs NVTE_CPU_OFFLOAD_V1=1 in the environment")
+    if config.overlap_ep_comm:
+        notes.append("to hide the exchange of experts, set CUDA_DEVICE_MAX_CONNECTIONS=32 in the environment")
+    elif config.tp > 1 or config.cp > 1:
         notes.append("before Blackwell, Megatron-LM needs CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment")
     if config.tp > 1 and config.tp_comm_overlap is None and not _overlaps_tp(job):
         known = job.plan.estimate.stack in stacks()

@@ -17,12 +17,14 @@ from hpgo.llm.parallelism import (
     CudaGraphImpl,
     CudaGraphModule,
     MainParamsDtype,
+    OffloadedModule,
     ParallelismConfig,
     PipelineSchedule,
     Precision,
     Recompute,
     RecomputedModule,
     StateDtype,
+    TokenDispatcher,
 )
 from hpgo.llm.step_range import RELATIVE_ERROR
 
@@ -137,9 +139,12 @@ def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> Paralle
         asked["vpp"] = 2
     # Layers of the end ranks were chosen for one number of ranks and stages, and rarely divide another.
     if "pp" in asked or "vpp" in asked:
-        asked = {"first_rank_layers": None, "last_rank_layers": None, "pipeline_layout": None} | asked
+        kept = dict.fromkeys(("first_rank_layers", "last_rank_layers", "pipeline_layout", "micro_batch_group_size"))
+        asked = kept | asked
     if asked.get("recompute_modules") and "recompute" not in asked:
         asked["recompute"] = "selective"
+    if asked.get("overlap_ep_comm") is False:
+        asked = {"delay_wgrad_compute": False} | asked
     if "recompute" in asked:
         asked = {"recompute_num_layers": None, "recompute_every": None, "recompute_modules": ()} | asked
     if asked.get("cuda_graph_impl") in {"none", "full_iteration"}:
@@ -178,8 +183,12 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute": get_args(Recompute), "precision": get_args(Precision), "pp_schedule": get_args(PipelineSchedule),
     "cuda_graph_impl": get_args(CudaGraphImpl), "exp_avg_dtype": get_args(StateDtype),
     "exp_avg_sq_dtype": get_args(StateDtype), "main_params_dtype": get_args(MainParamsDtype),
+    "moe_token_dispatcher": get_args(TokenDispatcher),
 }  # fmt: skip
-_LISTS = {"recompute_modules": get_args(RecomputedModule), "cuda_graph_modules": get_args(CudaGraphModule)}
+_LISTS = {
+    "recompute_modules": get_args(RecomputedModule), "cuda_graph_modules": get_args(CudaGraphModule),
+    "offload_modules": get_args(OffloadedModule),
+}  # fmt: skip
 """Fields whose values are joined with `+`."""
 _FROM_NONE = ("zero_stage", "cpu_offload_num_layers")
 """Numbers that may be 0. All others are at least 1."""
@@ -188,13 +197,13 @@ _DEFAULTS = {field.name: field.default for field in fields(ParallelismConfig)}
 
 def _change(name: str, text: str) -> object:
     """Return the value of a field. Raise ArgumentError if the field never has such a value."""
+    default = _DEFAULTS[name]
+    if default is None and text == "none":
+        return None
     if name in _CHOICES:
         return choice(name, text, _CHOICES[name])
     if known := _LISTS.get(name):
         return () if text == "none" else tuple(choice("module", one.strip(), known) for one in text.split("+"))
-    default = _DEFAULTS[name]
-    if default is None and text == "none":
-        return None
     if name == "pipeline_layout":
         return text
     if isinstance(default, bool) or name == "tp_comm_overlap":

@@ -57,6 +57,10 @@ class FrameworkSupport(Record):
     """Whether context parallelism is supported."""
     ep: bool = False
     """Whether expert parallelism is supported."""
+    expert_settings: bool = False
+    """Whether experts may be divided by tensor parallelism, the exchange of their tokens chosen, and hidden."""
+    micro_batch_groups: bool = False
+    """Whether interleaving may run groups of more micro-batches than ranks."""
     vpp: bool = True
     """Whether virtual stages (interleaving) are supported."""
     uneven_ends: bool = False
@@ -98,7 +102,7 @@ class FrameworkSupport(Record):
     further_tokens: bool = False
     """Whether multi-token prediction is supported."""
     cpu_offload: bool = False
-    """Whether activations may wait in CPU memory."""
+    """Whether activations may wait in CPU memory, of whole layers or of modules."""
     cuda_graphs: tuple[CudaGraphImpl, ...] = ("none",)
     """Kinds of CUDA graphs that are supported."""
     cuda_graphs_piped: bool = False
@@ -238,6 +242,9 @@ class FrameworkSupport(Record):
             (config.cp > 1 and not config.flash_attention and self.context_needs_flash,
              f"supports context parallelism only with flash attention, but cp is {config.cp} without it"),
             (config.ep > 1 and not self.ep, f"does not support expert parallelism here, but ep is {config.ep}"),
+            *self._expert_rules(config),
+            (config.micro_batch_group_size and config.vpp > 1 and not self.micro_batch_groups,
+             f"interleaves groups of pp micro-batches, but micro_batch_group_size is {config.micro_batch_group_size}"),
             (config.dp_replicate > 1 and config.zero_stage not in self.hybrid_stages,
              (f"shards in groups of replicas with ZeRO stage {join_words(self.hybrid_stages, 'or') or 'none'}, but"
               f" dp_replicate is {config.dp_replicate} with ZeRO stage {config.zero_stage}")),
@@ -267,6 +274,8 @@ class FrameworkSupport(Record):
              "accumulates gradients in 32 bits here, not in 16"),
             (config.cpu_offload_num_layers and not self.cpu_offload,
              f"does not support offloading here, but the activations of {offloaded} are to be in CPU memory"),
+            (config.offload_modules and not self.cpu_offload,
+             f"does not support offloading here, but offload_modules is {', '.join(config.offload_modules)}"),
             (config.cuda_graph_impl not in self.cuda_graphs,
              f"supports CUDA graphs {join_words(self.cuda_graphs, 'or')} here, not {config.cuda_graph_impl}"),
             (config.cuda_graph_impl != "none" and config.pp > 1 and not self.cuda_graphs_piped,
@@ -275,6 +284,21 @@ class FrameworkSupport(Record):
              f"supports precision {join_words(self.precisions, 'or')} here, not {config.precision}"),
         )  # fmt: skip
         return next((why for is_broken, why in rules if is_broken), None)
+
+    def _expert_rules(self, config: ParallelismConfig) -> tuple[tuple[bool, str], ...]:
+        """Return the rules on experts, like those of `broken_degrees`."""
+        named = self.expert_settings
+        return (
+            (config.etp > 1 and not named, f"does not divide single experts here, but etp is {config.etp}"),
+            (config.moe_token_dispatcher is not None and not named,
+             f"has no choice of dispatchers here, but moe_token_dispatcher is {config.moe_token_dispatcher}"),
+            (config.overlap_ep_comm and not named,
+             "does not hide the exchange of experts here, but overlap_ep_comm is on"),
+            (config.overlap_ep_comm and config.ep == 1,
+             "hides the exchange of experts only with expert parallelism, but overlap_ep_comm is on and ep is 1"),
+            (config.overlap_ep_comm and config.pp > 1 and config.vpp == 1,
+             "hides the exchange of experts only with virtual stages, but overlap_ep_comm is on and vpp is 1"),
+        )  # fmt: skip
 
     def _loses_bf16(self, config: ParallelismConfig) -> bool:
         return self.bf16_by_fsdp and config.dp_cp_size == 1 and max(config.tp, config.pp) > 1
@@ -344,6 +368,8 @@ MEGATRON = FrameworkSupport(
     precisions=("bf16", "fp16", "fp8", "fp4"),
     hybrid_stages=(1,),
     ep=True,
+    expert_settings=True,
+    micro_batch_groups=True,
     uneven_ends=True,
     empty_stages=True,
     recompute=("none", "selective", "full"),

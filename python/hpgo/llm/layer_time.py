@@ -11,8 +11,9 @@ from functools import cached_property
 from math import hypot
 from typing import TYPE_CHECKING, NamedTuple
 
+from hpgo.llm.activation_offload import KEY, exposed_s, offloaded_bytes
 from hpgo.llm.cuda_graphs import launched_s
-from hpgo.llm.experts import NOTHING, PassTime, ep_all_to_all, expert_weights, experts, router
+from hpgo.llm.experts import NOTHING, PassTime, ep_all_to_all, expert_weights, experts, overlapped_exchange, router
 from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.matrices import linear
 from hpgo.llm.parallelism import MAX_ZERO
@@ -387,6 +388,8 @@ def layer_times(context: LayerContext, passes: Mapping[str, PassTime] | None = N
     passes = layer_passes(context) if passes is None else passes
     if context.kind.experts and constants.expert_time_factor != 1.0:
         passes = {key: one.scaled(constants.expert_time_factor) for key, one in passes.items()}
+    if config.overlap_ep_comm and context.kind.experts:
+        passes = {**passes, "ep_all_to_all": overlapped_exchange(context, passes)}
     launch_s = launched_s(context)
 
     def with_launches(seconds: dict[str, float], factor: float) -> dict[str, float]:
@@ -407,6 +410,10 @@ def layer_times(context: LayerContext, passes: Mapping[str, PassTime] | None = N
         for key, share in (("elementwise", 1.0), ("quantize", 1.0), ("linear", 0.5), ("experts", 0.5), ("router", 1.0)):
             kept_s[key] += share * passes[key].recompute_s
     weight_grad_s = sum(one.weight_grad_s for one in passes.values())
+    if config.offload_modules:
+        moved = offloaded_bytes(context)
+        for seconds in (forward_s, kept_s, full_s):
+            seconds[KEY] = exposed_s(context, moved, sum(seconds.values()))
     # Full recomputation also launches the forward pass again, hence 1 more.
     factor = constants.backward_launch_factor
     return (

@@ -44,9 +44,9 @@ _COUNTS = (*COUNTS, "devices")
 _FROM_NONE = ("zero_stage", "cpu_offload_num_layers")
 _WORDS = (
     "pp_schedule", "recompute", "precision", "cuda_graph_impl", "exp_avg_dtype", "exp_avg_sq_dtype",
-    "main_params_dtype", "pipeline_layout",
+    "main_params_dtype", "pipeline_layout", "moe_token_dispatcher",
 )  # fmt: skip
-_LISTS = ("recompute_modules", "cuda_graph_modules")
+_LISTS = ("recompute_modules", "cuda_graph_modules", "offload_modules")
 _WITHOUT_TP_OVERLAP = {"te-hopper": "te-hopper-no-tp-overlap"}
 """Stack of runs whose log states that TP communication is not overlapped, by the stack that it replaces."""
 _KEYS = " ".join(

@@ -15,9 +15,11 @@ from hpgo.llm.parallelism import (
     CudaGraphModule,
     DegreeError,
     MainParamsDtype,
+    OffloadedModule,
     ParallelismConfig,
     RecomputedModule,
     StateDtype,
+    TokenDispatcher,
     check_batch,
     check_degrees,
     ends_of,
@@ -42,6 +44,8 @@ _SETTINGS: dict[str, Value | None] = {
     "tp_comm_overlap": None,
     "recompute_modules": (), "cuda_graph_impl": "none", "cuda_graph_modules": (), "grad_reduce_in_bf16": False,
     "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32", "main_params_dtype": "fp32",
+    "etp": 1, "moe_token_dispatcher": None, "overlap_ep_comm": False, "delay_wgrad_compute": False,
+    "micro_batch_group_size": None, "offload_modules": (),
 }  # fmt: skip
 """Further arguments of `hpgo.estimate_llm` that may be fixed for all configurations, with their defaults. The search
 does not vary them."""
@@ -55,8 +59,13 @@ _WORDS = {
     "exp_avg_dtype": get_args(StateDtype),
     "exp_avg_sq_dtype": get_args(StateDtype),
     "main_params_dtype": get_args(MainParamsDtype),
+    "moe_token_dispatcher": get_args(TokenDispatcher),
 }
-_LISTS = {"recompute_modules": get_args(RecomputedModule), "cuda_graph_modules": get_args(CudaGraphModule)}
+_LISTS = {
+    "recompute_modules": get_args(RecomputedModule), "cuda_graph_modules": get_args(CudaGraphModule),
+    "offload_modules": get_args(OffloadedModule),
+}  # fmt: skip
+_NUMBERS = {"etp", "micro_batch_group_size"}
 _FLAGS = {"yes": True, "true": True, "no": False, "false": False}
 
 
@@ -292,7 +301,7 @@ def _value(name: str, value: object) -> Value:
         return value
     if known := _LISTS.get(name):
         return _listed(name, value, known)
-    if name in _SETTINGS:
+    if name in _SETTINGS and name not in _NUMBERS:
         flag = _FLAGS.get(value, value) if isinstance(value, str) else value
         if not isinstance(flag, bool):
             raise ArgumentError(f"{name} is {safe_repr(value)}", "it may be yes or no")

@@ -35,9 +35,13 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
         ("TP overlap", config.tp > 1 and config.tp_comm_overlap is True),
         ("cp", config.cp > 1),
         ("ep", config.ep > 1),
+        ("etp", config.etp > 1),
+        ("EP overlap", config.ep > 1 and config.overlap_ep_comm),
+        (f"dispatcher {config.moe_token_dispatcher}", config.ep > 1 and config.moe_token_dispatcher is not None),
         ("zero 3 with ep", config.ep > 1 and config.gathers_weights),
         ("pp", piped),
         ("vpp", config.vpp > 1),
+        ("micro-batch groups", config.vpp > 1 and config.micro_batch_group_size not in {None, config.pp}),
         (f"schedule {config.pp_schedule}", config.splits_backward),
         (zero, config.zero_stage > 0),
         ("hybrid sharding", config.dp_replicate > 1),
@@ -49,6 +53,7 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
         (config.precision, True),
         ("bf16 gradient reduction", config.grad_reduce_in_bf16),
         ("activation offloading", config.cpu_offload_num_layers > 0),
+        ("offloading of modules", bool(config.offload_modules)),
         ("CUDA graphs", config.cuda_graph_impl != "none"),
     )
     return tuple(name for name, has in held if has)
