@@ -11,6 +11,7 @@ from hpgo.base.units import format_bytes
 from hpgo.export.for_megatron import CLIPPING
 from hpgo.export.llm_jobs import LlmExportJob
 from hpgo.hardware.rates import key_of
+from hpgo.llm.parallelism import MAX_ZERO
 from hpgo.llm.pipeline_layout import layout_text
 from hpgo.llm.stack import stacks
 
@@ -259,7 +260,10 @@ def _batch(job: LlmExportJob) -> dict[str, Value]:
 def _memory(job: LlmExportJob) -> dict[str, Value]:
     config = job.config
     found: dict[str, Value] = {
-        "use-distributed-optimizer": config.zero_stage == 1,
+        "use-distributed-optimizer": config.zero_stage > 0,
+        "use-megatron-fsdp": config.zero_stage == MAX_ZERO,
+        "data-parallel-sharding-strategy": "optim_grads_params" if config.zero_stage == MAX_ZERO else False,
+        "ckpt-format": "fsdp_dtensor" if config.zero_stage == MAX_ZERO else False,
         "num-distributed-optimizer-instances": config.dp_replicate if config.dp_replicate > 1 else False,
     }
     if config.recompute == "selective":
@@ -306,7 +310,7 @@ def _precision(job: LlmExportJob) -> dict[str, Value]:
     if config.precision == "fp8":
         # With fp8-param-gather, weights are stored in FP8 only, row-wise and column-wise. So they take the same memory
         # as in 16 bits, which the estimate assumes.
-        found |= {"fp8-format": "hybrid", "fp8-recipe": "tensorwise", "fp8-param-gather": config.zero_stage == 1}
+        found |= {"fp8-format": "hybrid", "fp8-recipe": "tensorwise", "fp8-param-gather": config.zero_stage > 0}
     elif config.precision == "fp4":
         found["fp4-format"] = "e2m1"
     # Megatron-LM's default dropout is 0.1. The estimate has dropout only for stacks without flash attention.
@@ -318,7 +322,7 @@ def _precision(job: LlmExportJob) -> dict[str, Value]:
 def _overlap(job: LlmExportJob) -> dict[str, Value]:
     config = job.config
     summed = config.overlap_dp_comm and config.dp_cp_size > 1
-    return {"overlap-grad-reduce": summed, "overlap-param-gather": summed and config.zero_stage == 1}
+    return {"overlap-grad-reduce": summed, "overlap-param-gather": summed and config.zero_stage > 0}
 
 
 def _cuda_graphs(job: LlmExportJob) -> dict[str, Value]:
@@ -363,13 +367,15 @@ def _notes(job: LlmExportJob) -> list[str]:
             notes.append(f"tokens go to each node once, as estimated: the package deep_ep with {backend} is needed")
         elif config.moe_token_dispatcher is None and config.ep > job.plan.cluster.nodes[0].count:
             notes.append("the estimate sends each token once to each node, but alltoall once to each of its experts")
-    if config.precision in {"fp8", "fp4"} and not (config.precision == "fp8" and config.zero_stage == 1):
+    if config.precision in {"fp8", "fp4"} and not (config.precision == "fp8" and config.zero_stage > 0):
         notes.append("the estimate leaves out the FP8 or FP4 copies of weights that Transformer Engine keeps")
+    if config.zero_stage == MAX_ZERO:
+        notes.append("Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment: unset it")
     if config.offload_modules:
         notes.append("with Transformer Engine from 2.10 on, offloading needs NVTE_CPU_OFFLOAD_V1=1 in the environment")
     if config.overlap_ep_comm:
         notes.append("to hide the exchange of experts, set CUDA_DEVICE_MAX_CONNECTIONS=32 in the environment")
-    elif config.tp > 1 or config.cp > 1:
+    elif (config.tp > 1 or config.cp > 1) and config.zero_stage < MAX_ZERO:
         notes.append("before Blackwell, Megatron-LM needs CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment")
     if config.tp > 1 and config.tp_comm_overlap is None and not _overlaps_tp(job):
         known = job.plan.estimate.stack in stacks()

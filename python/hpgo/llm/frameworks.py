@@ -45,6 +45,8 @@ class FrameworkSupport(Record):
     zero_stages_with_pp: tuple[int, ...]
     """ZeRO stages beside a pipeline."""
     precisions: tuple[Precision, ...]
+    fsdp_stages: tuple[int, ...] = ()
+    """Further ZeRO stages without a pipeline. A search uses them only if they are fixed."""
     hybrid_stages: tuple[int, ...] = ()
     """ZeRO stages that may shard inside groups of replicas (hybrid sharding)."""
     tp: bool = True
@@ -216,6 +218,8 @@ class FrameworkSupport(Record):
             )
         if config.zero_stage in self.zero_stages_of(config, micro_batches=micro_batches, experts=experts):
             return None
+        if config.zero_stage in self.fsdp_stages and config.pp == 1:
+            return None
         # The stage would be accepted with a single micro-batch, so the repeated reduction is the reason.
         if config.zero_stage in (known := self.zero_stages_of(config, micro_batches=1, experts=experts)):
             return (
@@ -284,6 +288,14 @@ class FrameworkSupport(Record):
              f"supports precision {join_words(self.precisions, 'or')} here, not {config.precision}"),
         )  # fmt: skip
         return next((why for is_broken, why in rules if is_broken), None)
+
+    def with_fsdp(self) -> FrameworkSupport:
+        """Return the configurations that a search has if one of the `fsdp_stages` is fixed.
+
+        >>> MEGATRON.with_fsdp().zero_stages
+        (0, 1, 3)
+        """
+        return replace(self, zero_stages=(*self.zero_stages, *self.fsdp_stages))
 
     def _expert_rules(self, config: ParallelismConfig) -> tuple[tuple[bool, str], ...]:
         """Return the rules on experts, like those of `broken_degrees`."""
@@ -366,6 +378,7 @@ MEGATRON = FrameworkSupport(
     zero_stages=(0, 1),
     zero_stages_with_pp=(0, 1),
     precisions=("bf16", "fp16", "fp8", "fp4"),
+    fsdp_stages=(3,),
     hybrid_stages=(1,),
     ep=True,
     expert_settings=True,
@@ -384,7 +397,8 @@ MEGATRON = FrameworkSupport(
     shape="megatron",
     context_needs_flash=True,
 )
-"""Megatron-LM. Its FSDP shards more, but excludes many other features, so the search leaves it out.
+"""Megatron-LM. Its FSDP shards more, but excludes many other features, so a search uses it only if `zero_stage` is
+fixed to 3. Beside a pipeline, the cost model does not cover it.
 
 Its attention is Transformer Engine's, whose `UnfusedDotProductAttention` has no context parallelism
 (`transformer_engine/pytorch/attention/dot_product_attention/utils.py`, 2.9 to 2.18).

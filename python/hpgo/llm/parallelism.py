@@ -323,7 +323,7 @@ class ParallelismConfig:
         if not self.overlap_ep_comm:
             return
         for has, what, hint in (
-            (self.moe_token_dispatcher in {"allgather"}, "moe_token_dispatcher allgather", "use alltoall or deepep"),
+            (self.moe_token_dispatcher == "allgather", "dispatcher allgather", "use alltoall or deepep"),  # noqa: S105
             (self.recompute == "full", "full recomputation", "use recompute='selective' with recompute_modules"),
             ("moe" in self.recompute_modules, "recomputation of moe", "use moe_act instead of moe"),
             (self.splits_backward, "split backward passes", "use pp_schedule='1f1b'"),

@@ -106,6 +106,7 @@ class SearchSpace:
                 )
             known = left.get(name, frozenset())
             left[name] = known | {_value(name, text)} if equals and known is not None else None
+        rules = rules.with_fsdp() if fixed.get("zero_stage") in rules.fsdp_stages else rules
         space = cls(rules, title, fixed, left)
         for name, value in fixed.items():
             if not space._is_left_in(name, value):
@@ -176,6 +177,10 @@ class SearchSpace:
         passes: Any = given.get("pp_schedule", "1f1b")
         if passes != "1f1b" and "vpp" not in given:
             degree["vpp"] = 2
+        if self.settings.get("overlap_ep_comm"):
+            # The search leaves out single experts groups and single stages per rank, so the check does, too.
+            degree["ep"] = self.degree("ep", min(divisors(model.experts)[1:], default=1) if model.experts else 1)
+            degree["vpp"] = self.degree("vpp", 2 if degree["pp"] > 1 else 1)
         piped = max(degree["pp"], 2) if degree["vpp"] > 1 else degree["pp"]
         again: Any = given.get("recompute", self.settings.get("recompute", "none"))
         if degree["vpp"] > 1 and given.get("pp") == 1:
