@@ -352,9 +352,10 @@ class FrameworkSupport(Record):
         """
         if self._loses_bf16(config):
             return ()
-        # Without replicas nothing can be sharded, and listing equal configurations once is enough.
+        # Without replicas nothing can be sharded, and listing equal configurations once is enough. Optimizers that need
+        # ZeRO for narrow state run it with a single replica, too.
         if max(config.dp_cp_size, config.expert_dp_size if experts else 1) == 1:
-            return (0,)
+            return (1,) if config.has_narrow_state and self.narrow_state in {"moments", "copy"} else (0,)
         widens = self.widens_by_zero and config.precision == "bf16" and not config.grad_reduce_in_bf16
         once = config.pp > 1 or micro_batches == 1 or not self.sums_each_pass
         stages = self.zero_stages_with_pp if config.pp > 1 else self.zero_stages

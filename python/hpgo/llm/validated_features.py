@@ -107,7 +107,15 @@ VALIDATED: dict[str, tuple[str, ...]] = {
 """Features of published steps by device (docs/accuracy.md, *Validated features*)."""
 # The H200 is the H100's chip with more and faster memory. Its few published steps use none but the H100's features.
 VALIDATED["H200"] = VALIDATED["H100"]
-EVERYWHERE = frozenset(name for held in VALIDATED.values() for name in held)
+RECIPES: dict[str, tuple[str, ...]] = {
+    "GB200": ("cp", "EP overlap", "dispatcher hybridep", "offloading of modules", "CUDA graphs"),
+    "GB300": ("EP overlap", "dispatcher hybridep", "bf16 moments", "CUDA graphs"),
+    "H100": ("EP overlap", "dispatcher alltoall", "dispatcher deepep", "dispatcher hybridep", "CUDA graphs"),
+}
+"""Further features of public recipes by device, whose published steps are in the range of their estimates
+(docs/recipes.md)."""
+RECIPES["H200"] = RECIPES["H100"]
+EVERYWHERE = frozenset(name for held in (*VALIDATED.values(), *RECIPES.values()) for name in held)
 """Features that were validated on any device."""
 
 
@@ -132,5 +140,6 @@ def unvalidated_features(config: ParallelismConfig, device: str, besides: Collec
     >>> [unvalidated_features(config, *known) for known in (["H100-80GB"], ["A100-80GB"], ["A100-80GB", ["cp"]])]
     [('schedule zb_v',), ('cp', 'schedule zb_v'), ('schedule zb_v',)]
     """
-    known = VALIDATED.get(family(device), EVERYWHERE)
+    chip = family(device)
+    known = (*VALIDATED[chip], *RECIPES.get(chip, ())) if chip in VALIDATED else EVERYWHERE
     return tuple(name for name in features_of(config) if name not in known and name not in besides)
