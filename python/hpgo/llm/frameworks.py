@@ -227,6 +227,7 @@ class FrameworkSupport(Record):
                 f" does not cover for ZeRO stage {config.zero_stage}"
             )
         beside = " with a pipeline" if config.pp > 1 and self.zero_stages != self.zero_stages_with_pp else ""
+        known = known if config.pp > 1 else (*known, *self.fsdp_stages)
         return f"supports ZeRO stage {join_words(known, 'or')}{beside}, not {config.zero_stage}"
 
     def broken_degrees(self, config: ParallelismConfig, *, tied: bool = False) -> str | None:

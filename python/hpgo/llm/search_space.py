@@ -211,6 +211,7 @@ class SearchSpace:
         known = sorted(
             {0, *(rules.zero_stages_with_pp if degree["pp"] > 1 else (*rules.zero_stages, *rules.zero_stages_with_pp))}
         )
+        known += rules.fsdp_stages if degree["pp"] == 1 else ()
         if zero not in known:
             beside = " with a pipeline" if degree["pp"] > 1 else ""
             raise DegreeError(
