@@ -395,7 +395,7 @@ def min_state_bytes(context: LayerContext, space: SearchSpace) -> float:
         {(kind, False): count for kind, count in Counter(kinds_of(context.model)).items()}, {}, embedding=1, head=1
     )
     stages = {*space.rules.zero_stages, *space.rules.zero_stages_with_pp}
-    contexts = [replace(context, config=changed(context.config, zero_stage=stage)) for stage in stages]
+    contexts = [replace(context, config=changed(context.config, zero_stage=stage, etp=1)) for stage in stages]
     return min(sum(stage_memory(one, whole, STATE).values()) for one in contexts) * (1 - SLACK)
 
 
