@@ -51,6 +51,9 @@ configs = st.fixed_dictionaries(
         "flatten_gradients": st.booleans(),
         "exp_avg_dtype": st.sampled_from(["fp32", "bf16"]),
         "grad_reduce_in_bf16": st.booleans(),
+        "optimizer_offload_fraction": st.sampled_from([0.0, 0.0, 1.0]),
+        "lora_rank": st.sampled_from([0, 0, 8]),
+        "packed_length": st.sampled_from([None, None, 64]),
     }
 )
 
@@ -66,6 +69,8 @@ def made(asked: dict[str, Any]) -> ParallelismConfig:
         asked |= {"recompute_num_layers": None, "recompute_every": None}
     if asked["recompute"] != "selective":
         asked |= {"recompute_modules": ()}
+    if asked["pp_schedule"] != "1f1b":
+        asked |= {"lora_rank": 0}
     return ParallelismConfig(**asked)
 
 

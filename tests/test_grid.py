@@ -46,8 +46,14 @@ def ends_of(layers: int, pp: int, vpp: int) -> Iterator[tuple[int | None, int | 
             yield None if first == each else first, None if last == each else last
 
 
-def every_way(model, cluster: hpgo.Cluster, batch: int, seq: int) -> dict[tuple, hpgo.LlmEstimate]:
-    """Everything that `hpgo.estimate_llm` accepts, by degrees, layers of each stage, and what is recomputed."""
+def every_way(
+    model, cluster: hpgo.Cluster, batch: int, seq: int, fix: dict[str, object] | None = None
+) -> dict[tuple, hpgo.LlmEstimate]:
+    """Everything that `hpgo.estimate_llm` accepts, by degrees, layers of each stage, and what is recomputed.
+
+    All have the settings in `fix`. Megatron-LM packs single sequences, and moves state to the CPU with ZeRO only.
+    """
+    fix = fix or {}
     found: dict[tuple, hpgo.LlmEstimate] = {}
     gpus = cluster.devices
     for tp, cp, ep, pp, vpp, size, zero in product(
@@ -59,9 +65,13 @@ def every_way(model, cluster: hpgo.Cluster, batch: int, seq: int) -> dict[tuple,
         replicas = gpus // tp // pp
         if zero and replicas == 1 and not (model.experts and tp > ep):
             continue  # nobody has the same as another
+        if ("packed_length" in fix and size > 1) or (
+            "optimizer_offload_fraction" in fix and not zero and gpus > tp * pp
+        ):
+            continue
         degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "vpp": vpp, "micro_batch_size": size, "zero_stage": zero}
         # The stack is the one that `hpgo.plan_llm` takes for Megatron-LM on an H100.
-        given = {"global_batch_size": batch, "seq_length": seq, "stack": "te-hopper", **degrees}
+        given = {"global_batch_size": batch, "seq_length": seq, "stack": "te-hopper", **degrees, **fix}
         ask = partial(hpgo.estimate_llm, model, cluster, **given)
         for first, last in ends_of(model.layers, pp, vpp):
             try:
@@ -123,12 +133,15 @@ def to_choose_from(fit: list[hpgo.LlmEstimate], sure: list[hpgo.LlmEstimate], to
     batch=st.sampled_from([1, 2, 4]),
     top=st.integers(1, 8),
     share=st.floats(0.1, 1.0),
+    fix=st.sampled_from([{}, {}, {"packed_length": 100}, {"optimizer_offload_fraction": 1.0}, {"optimizer": "sgd"}]),
 )
 @settings(max_examples=examples(25))
-def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, top: int, share: float) -> None:
+def test_the_choice_is_that_of_trying_every_way(
+    model, gpus: int, batch: int, top: int, share: float, fix: dict[str, object]
+) -> None:
     cluster = hpgo.Cluster.preset("h100").first(gpus)
-    asked = {"global_batch_size": batch, "seq_length": 1024, "top": top}
-    every = every_way(model, cluster, batch, 1024)
+    asked = {"global_batch_size": batch, "seq_length": 1024, "top": top, "fix": fix}
+    every = every_way(model, cluster, batch, 1024, fix)
     if not every:
         with pytest.raises(hpgo.errors.ArgumentError, match="no configuration divides"):
             hpgo.plan_llm(model, cluster, devices=gpus, **asked)

@@ -115,7 +115,7 @@ def test_passes_of_another_micro_batch_hide_most_of_the_exchange(degrees: dict[s
 def test_delayed_gradients_of_weights_hide_a_long_exchange() -> None:
     """The exchange of the backward pass starts when gradients of inputs are known, and not only after all of them."""
     passes = {key: PassTime(1.0, 2.0) for key in ("linear", "attention", "elementwise", "router")}
-    passes |= dict.fromkeys(("scans", "quantize"), NOTHING)
+    passes |= dict.fromkeys(("adapters", "scans", "quantize"), NOTHING)
     passes |= {"experts": PassTime(1.0, 2.0, weight_grad_s=1.0), "ep_all_to_all": PassTime(3.0, 3.0)}
 
     def exposed_s(*, delayed: bool) -> float:

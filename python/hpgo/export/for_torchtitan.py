@@ -131,11 +131,13 @@ def module(
     full: bool,
     start: Sequence[str] = _START,
     arithmetic: Mapping[str, object] | None = None,
+    adapters: Mapping[str, object] | None = None,
 ) -> str:
     """Return a Python module that applies `what` to a model of this `shape`, by the names in `_WHOLE_SHAPE`.
 
     `parts` are the modules of each stage, empty without a pipeline. `full` selects full recomputation. `start` are
     lines of the user's module. `arithmetic` is set in the model: the epsilon of its norms, and fields of RoPE.
+    `adapters` are the arguments of torchtitan's `LoRAConverter`.
     """
     whole = len(shape) > 1
     changed = dict(arithmetic or {})
@@ -166,10 +168,13 @@ def module(
         "from dataclasses import replace",
         *(["from pathlib import Path"] if parts else []),
         "",
-        *(["from torchtitan.distributed.activation_checkpoint import FullAC", ""] if full else []),
+        *(["from torchtitan.components.lora import LoRAConverter"] if adapters else []),
+        *(["from torchtitan.distributed.activation_checkpoint import FullAC"] if full else []),
+        *([""] if full or adapters else []),
         f"SHAPE = {in_python(dict(shape))}",
         *([f"EPSILON = {in_python(epsilon)}"] if epsilon is not None else []),
         *([f"ROPE = {in_python(changed)}"] if changed else []),
+        *([f"ADAPTERS = {in_python(dict(adapters))}"] if adapters else []),
         *piped,
         *(_WHOLE_SHAPE if whole else []),
         "",
@@ -191,6 +196,11 @@ def module(
                 "            setattr(layer.attention.rope, name, value)",
             ]
             if changed
+            else []
+        ),
+        *(
+            ["    config.model_spec.model = LoRAConverter.Config(**ADAPTERS).build().convert(model)"]
+            if adapters
             else []
         ),
         "    training, parallelism = config.training, config.parallelism",

@@ -15,6 +15,7 @@ from hpgo.export.llm_jobs import LlmExportJob
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
+    from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.llm.plan import LlmPlan
     from hpgo.model.transformer import Transformer
 
@@ -61,6 +62,15 @@ def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         ("fp16" if config.precision == "fp16" else "bf16"): {"enabled": True},
         "zero_optimization": zero,
     }
+    if config.optimizer_offload_fraction:
+        zero["stage"] = max(1, zero["stage"])
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        if config.optimizer_offload_fraction < 1:
+            zero["offload_optimizer"]["ratio"] = config.optimizer_offload_fraction
+    if config.offload_params:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    if config.optimizer != "adam":
+        engine["zero_allow_untested_optimizer"] = True
     if config.has_narrow_state:
         engine["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     if config.precision == "bf16":
@@ -81,12 +91,17 @@ def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
             "CHECKPOINT_INTERVAL does that" if config.pp > 1 else "put torch.utils.checkpoint around each in your model"
         )
         notes.append(f"each layer is recomputed in backward passes: {how}")
+    notes += _training(config)
     doc = "pass CONFIG to `deepspeed.initialize`"
     if config.pp > 1:
         doc += ", and a PlannedPipelineModule as its model"
     lines = [f'"""A plan for DeepSpeed: {doc}."""', "", *(f"# {line}" for line in job.header(*notes)), ""]
     named, other = _model(model)
     checked = [f"MODEL = {in_python(named)}", f"ARITHMETIC = {in_python(other)}"]
+    if config.lora_rank:
+        checked.append(f"ADAPTERS = {in_python(_adapters(config, model))}")
+    if config.base_weights_dtype != "bf16":
+        checked.append(f"BASE_WEIGHTS = {in_python(_NF4)}")
     if config.pp == 1:
         return {
             place.main or "planned.py": "\n".join([*lines, *checked, f"CONFIG = {in_python(engine)}"]) + "\n" + _CHECK
@@ -106,6 +121,60 @@ def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         f"CONFIG = {in_python(engine)}",
     ]
     return {place.main or "planned.py": "\n".join(lines) + "\n" + MODULE + _CHECK}
+
+
+_OPTIMIZERS = {
+    "adam8bit": "bitsandbytes.optim.AdamW8bit",
+    "paged_adam": "bitsandbytes.optim.PagedAdamW32bit",
+    "paged_adam8bit": "bitsandbytes.optim.PagedAdamW8bit",
+    "sgd": "torch.optim.SGD with momentum",
+}
+_LINEARS = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""Names of GEMMs in Hugging Face's Llama and the models after it."""
+_NF4 = {
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+    "bnb_4bit_compute_dtype": "bfloat16",
+    "bnb_4bit_quant_storage": "bfloat16",
+}
+"""Arguments of `transformers.BitsAndBytesConfig` for base weights in 4 bits. ZeRO stage 3 shards them in the format of
+the storage, which must be the format of other weights (PEFT, DeepSpeed guide)."""
+
+
+def _adapters(config: ParallelismConfig, model: Transformer) -> dict[str, object]:
+    """Return the arguments of `peft.LoraConfig`."""
+    named = [name for target in config.lora_targets for name in _LINEARS[target]]
+    named = named if model.gated else [name for name in named if name != "gate_proj"]
+    return {
+        "r": config.lora_rank,
+        "lora_alpha": 2 * config.lora_rank,
+        "target_modules": named,
+        "task_type": "CAUSAL_LM",
+    }
+
+
+def _training(config: ParallelismConfig) -> list[str]:
+    """Return notes on the optimizer, on adapters and on packed documents, which the user's code has to make."""
+    notes = []
+    if config.optimizer_offload_fraction:
+        notes.append("pass a deepspeed.ops.adam.DeepSpeedCPUAdam to deepspeed.initialize: the CPU updates the weights")
+    if config.optimizer != "adam":
+        notes.append(f"pass a {_OPTIMIZERS[config.optimizer]} to deepspeed.initialize")
+    if config.lora_rank:
+        notes.append("wrap your model: peft.get_peft_model(model, peft.LoraConfig(**ADAPTERS))")
+    if config.base_weights_dtype != "bf16":
+        notes.append("load it with quantization_config=transformers.BitsAndBytesConfig(**BASE_WEIGHTS)")
+    if config.packed_length is not None:
+        notes.append(
+            f"estimated with packed documents of {config.packed_length} tokens: your attention must keep them apart"
+        )
+    return notes
 
 
 def _model(model: Transformer) -> tuple[dict[str, object], dict[str, object]]:

@@ -252,6 +252,8 @@ def _batch(job: LlmExportJob) -> dict[str, Value]:
         "micro-batch-size": estimate.parallelism.micro_batch_size,
         "global-batch-size": estimate.global_batch_size,
         "seq-length": estimate.seq_length,
+        # Documents are kept apart by their lengths. `--reset-attention-mask` would need a mask for unfused attention.
+        "sft": estimate.parallelism.packed_length is not None,
         # The kernels mask by themselves. A mask would take seq_length² bytes for each micro-batch.
         "no-create-attention-mask-in-dataloader": True,
     }
@@ -259,11 +261,17 @@ def _batch(job: LlmExportJob) -> dict[str, Value]:
 
 def _memory(job: LlmExportJob) -> dict[str, Value]:
     config = job.config
+    moved, muon = config.optimizer_offload_fraction, config.optimizer == "muon"
     found: dict[str, Value] = {
-        "use-distributed-optimizer": config.zero_stage > 0,
+        # On the CPU, weights are updated by the code of the distributed optimizer, even without replicas. Muon has its
+        # own, which gives each replica whole matrices.
+        "use-distributed-optimizer": (config.zero_stage > 0 or moved > 0) and not muon,
         "use-megatron-fsdp": config.zero_stage == MAX_ZERO,
         "data-parallel-sharding-strategy": "optim_grads_params" if config.zero_stage == MAX_ZERO else False,
         "ckpt-format": "fsdp_dtensor" if config.zero_stage == MAX_ZERO else False,
+        "optimizer": ("dist_muon" if config.zero_stage else "muon") if muon else config.optimizer != "adam" and "sgd",
+        "optimizer-cpu-offload": moved > 0,
+        "optimizer-offload-fraction": moved or False,
         "num-distributed-optimizer-instances": config.dp_replicate if config.dp_replicate > 1 else False,
     }
     if config.recompute == "selective":
@@ -279,7 +287,7 @@ def _memory(job: LlmExportJob) -> dict[str, Value]:
             "recompute-method": "uniform" if some is None else "block",
             "recompute-num-layers": some or 1,
         }
-    if config.has_narrow_state:
+    if config.has_narrow_state or moved:
         found |= {
             "use-precision-aware-optimizer": True,
             "exp-avg-dtype": config.exp_avg_dtype,
@@ -369,6 +377,7 @@ def _notes(job: LlmExportJob) -> list[str]:
             notes.append("the estimate sends each token once to each node, but alltoall once to each of its experts")
     if config.precision in {"fp8", "fp4"} and not (config.precision == "fp8" and config.zero_stage > 0):
         notes.append("the estimate leaves out the FP8 or FP4 copies of weights that Transformer Engine keeps")
+    notes += _training(job)
     if config.zero_stage == MAX_ZERO:
         notes.append("Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment: unset it")
     if config.offload_modules:
@@ -383,6 +392,24 @@ def _notes(job: LlmExportJob) -> list[str]:
             "the estimate does not overlap TP communication: --tp-comm-overlap may hide some of it"
             if known
             else "your stack is in a file: if it overlaps TP communication, add --tp-comm-overlap"
+        )
+    return notes
+
+
+def _training(job: LlmExportJob) -> list[str]:
+    """Return notes on the optimizer and on packed documents."""
+    config, notes = job.config, []
+    if config.optimizer_offload_fraction:
+        notes.append(
+            "the estimate does not overlap transfers with the CPU's updates: --overlap-cpu-optimizer-d2h-h2d may hide"
+            " some of them"
+        )
+    if config.optimizer == "muon":
+        notes.append("Muon needs the package emerging_optimizers; compare --muon-momentum with your recipe")
+    if config.packed_length is not None:
+        notes.append(
+            f"estimated with packed documents of {config.packed_length} tokens: --sft packs conversations, so give"
+            " --tokenizer-type SFTTokenizer and data for it; Megatron-Bridge has offline_packing_specs"
         )
     return notes
 

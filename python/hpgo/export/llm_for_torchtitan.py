@@ -60,6 +60,7 @@ def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         f"local_batch_size = {_local_batch_size(job)}",
         'mixed_precision_param = "bfloat16"',
         *(['dtype = "bfloat16"'] if config.has_narrow_state else []),
+        *(["enable_cpu_offload = true"] if config.offload_params else []),
         "",
         "[parallelism]",
         *(f"{key} = {in_toml(value) if isinstance(value, str) else value}" for key, value in _degrees(job).items()),
@@ -95,6 +96,8 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     settings["parallelism.enable_sequence_parallel"] = config.sequence_parallel or config.tp == 1
     if config.has_narrow_state:
         settings["training.dtype"] = "bfloat16"
+    if config.offload_params:
+        settings["training.enable_cpu_offload"] = True
     # torchtitan captures CUDA graphs unless told otherwise, and refuses to start with both them and a pipeline.
     settings["training.disable_cuda_graphs"] = config.cuda_graph_impl == "none"
     if config.pp > 1:
@@ -118,7 +121,7 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         if config.cuda_graph_impl == "none" and config.pp == 1
         else []
     )
-    comments = job.header(CLIPPING, *_split(job), *graphs, *_unstated(job))
+    comments = job.header(CLIPPING, *_split(job), *graphs, *_unstated(job), *_training(config))
     text = module(
         "a plan",
         comments,
@@ -129,8 +132,38 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         full=config.recompute == "full",
         start=_start(job),
         arithmetic=job.stated.settings,
+        adapters=_adapters(config),
     )
     return {place.main or "planned.py": text} | _beside(job)
+
+
+_LINEARS = {
+    "linear_qkv": ("wq", "wkv", "wqkv"),
+    "linear_proj": ("wo",),
+    "linear_fc1": ("w1", "w3"),
+    "linear_fc2": ("w2",),
+}
+"""Names of GEMMs in torchtitan 0.3 (`models/common/attention.py`, `feed_forward.py`). Queries, keys and values are one
+or two settings, by model."""
+
+
+def _adapters(config: ParallelismConfig) -> dict[str, object]:
+    """Return the arguments of `LoRAConverter.Config`, with its default `alpha`, twice the rank; empty without any."""
+    if not config.lora_rank:
+        return {}
+    named = [name for target in config.lora_targets for name in _LINEARS[target]]
+    return {"rank": config.lora_rank, "alpha": 2.0 * config.lora_rank, "target_modules": named}
+
+
+def _training(config: ParallelismConfig) -> list[str]:
+    """Return notes on adapters and on packed documents."""
+    notes = ["ADAPTERS has torchtitan's default alpha, twice the rank"] if config.lora_rank else []
+    if config.packed_length is not None:
+        notes.append(
+            f"estimated with packed documents of {config.packed_length} tokens: torchtitan keeps documents apart, with"
+            " flex or varlen attention"
+        )
+    return notes
 
 
 def _shape(model: Transformer) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ def offloaded_bytes(context: LayerContext) -> float:
     is_latent = block.latent is not None
     inputs = {
         "attn_norm": VALUE * width,
-        "qkv_linear": 0.0 if is_latent and "layernorm" in again else each * width,
+        "qkv_linear": 0.0 if is_latent and "layernorm" in again else each * width * context.saves_input("linear_qkv"),
         "core_attn": 0.0 if "mla_up_proj" in again else VALUE * heads,
         # The GEMM after attention saves a second copy in a narrow format.
         "attn_proj": (VALUE + (each if each < VALUE and "core_attn" not in again else 0)) * mixed,
@@ -42,7 +42,7 @@ def offloaded_bytes(context: LayerContext) -> float:
     }
     if (sparse := block.experts) is not None:
         rows = routed_rows(context, sparse)
-        inputs["expert_fc1"] = each * rows * token_width(context, sparse)
+        inputs["expert_fc1"] = each * rows * token_width(context, sparse) * context.saves_input("linear_fc1")
         inputs["moe_act"] = VALUE * rows * sparse.inner * expert_width(context, sparse)
     return sum(inputs.get(name, 0.0) for name in config.offload_modules)
 

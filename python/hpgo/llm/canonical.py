@@ -9,12 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from hpgo.llm.parallelism import MAX_ZERO, OffloadedModule, ParallelismConfig, RecomputedModule, split_layers
+from hpgo.llm.parallelism import (
+    MAX_ZERO,
+    LoraModule,
+    OffloadedModule,
+    ParallelismConfig,
+    RecomputedModule,
+    split_layers,
+)
 
 if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
 
-_MODULES, _OFFLOADED = get_args(RecomputedModule), get_args(OffloadedModule)
+_MODULES, _OFFLOADED, _TARGETS = get_args(RecomputedModule), get_args(OffloadedModule), get_args(LoraModule)
 
 
 def canonical(config: ParallelismConfig, model: Transformer) -> ParallelismConfig:
@@ -24,7 +31,8 @@ def canonical(config: ParallelismConfig, model: Transformer) -> ParallelismConfi
     - Layers of the end ranks are None where the even split, or the ranks in the middle, have the same number.
     - Recomputation of a stage's number of layers is recomputation of all layers. Recomputation of every n-th layer is
       recomputation of a number of layers if all stages have the same number.
-    - Modules to recompute or to offload have one order.
+    - Modules to recompute or to offload, and GEMMs with adapters, have one order. If all GEMMs have one, none is
+      listed.
     - Without virtual stages there are no groups of micro-batches, and groups of pp are the default.
     - Without expert parallelism there is no exchange to hide.
 
@@ -40,8 +48,9 @@ def canonical(config: ParallelismConfig, model: Transformer) -> ParallelismConfi
     if max(config.dp_cp_size, config.expert_dp_size if model.experts else 1) == 1:
         changes |= {"overlap_dp_comm": False}
         # Stage 3 keeps weights in other formats even on one GPU. Narrow optimizer state and flat gradients also depend
-        # on the stage.
-        if config.zero_stage < MAX_ZERO and not (config.flatten_gradients or config.has_narrow_state):
+        # on the stage, and gradients move to the CPU after each micro-batch from stage 2 on.
+        moves = config.optimizer_offload_fraction > 0 and config.zero_stage > 1
+        if config.zero_stage < MAX_ZERO and not (config.flatten_gradients or config.has_narrow_state or moves):
             changes |= {"zero_stage": 0}
     counts = split_layers(model.layers, config.pp, config.vpp, config.ends, laid_out=bool(model.experts))
     # A layout is kept as it was given.
@@ -63,6 +72,9 @@ def canonical(config: ParallelismConfig, model: Transformer) -> ParallelismConfi
         changes |= {"offload_modules": tuple(sorted(config.offload_modules, key=_OFFLOADED.index))}
     if len(config.cuda_graph_modules) > 1:
         changes |= {"cuda_graph_modules": tuple(sorted(config.cuda_graph_modules))}
+    if config.lora_target_modules:
+        targets = tuple(name for name in _TARGETS if name in config.lora_target_modules)
+        changes |= {"lora_target_modules": () if targets == _TARGETS else targets}
     changes = {name: value for name, value in changes.items() if value != getattr(config, name)}
     return replace(config, **changes) if changes else config
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from hpgo.base.checks import MAX_COUNT, check_int, check_is, choice
+from hpgo.base.checks import MAX_COUNT, check_int, check_is, choice, number
 from hpgo.base.laws import difference
 from hpgo.base.messages import did_you_mean, safe_repr, shorten
 from hpgo.base.validated import Record, check_fields
@@ -14,10 +14,13 @@ from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate
 from hpgo.llm.parallelism import (
     MAX_ZERO,
+    BaseWeightsDtype,
     CudaGraphImpl,
     CudaGraphModule,
+    LoraModule,
     MainParamsDtype,
     OffloadedModule,
+    Optimizer,
     ParallelismConfig,
     PipelineSchedule,
     Precision,
@@ -149,6 +152,10 @@ def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> Paralle
         asked = {"recompute_num_layers": None, "recompute_every": None, "recompute_modules": ()} | asked
     if asked.get("cuda_graph_impl") in {"none", "full_iteration"}:
         asked = {"cuda_graph_modules": ()} | asked
+    if asked.get("lora_rank") == 0:
+        asked = {"lora_target_modules": (), "base_weights_dtype": "bf16"} | asked
+    if asked.get("optimizer_offload_fraction", 1.0) != 1.0:
+        asked = {"offload_params": False} | asked
     return replace(config, **asked)
 
 
@@ -183,14 +190,15 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute": get_args(Recompute), "precision": get_args(Precision), "pp_schedule": get_args(PipelineSchedule),
     "cuda_graph_impl": get_args(CudaGraphImpl), "exp_avg_dtype": get_args(StateDtype),
     "exp_avg_sq_dtype": get_args(StateDtype), "main_params_dtype": get_args(MainParamsDtype),
-    "moe_token_dispatcher": get_args(TokenDispatcher),
+    "moe_token_dispatcher": get_args(TokenDispatcher), "base_weights_dtype": get_args(BaseWeightsDtype),
+    "optimizer": get_args(Optimizer),
 }  # fmt: skip
 _LISTS = {
     "recompute_modules": get_args(RecomputedModule), "cuda_graph_modules": get_args(CudaGraphModule),
-    "offload_modules": get_args(OffloadedModule),
+    "offload_modules": get_args(OffloadedModule), "lora_target_modules": get_args(LoraModule),
 }  # fmt: skip
 """Fields whose values are joined with `+`."""
-_FROM_NONE = ("zero_stage", "cpu_offload_num_layers")
+_FROM_NONE = ("zero_stage", "cpu_offload_num_layers", "lora_rank")
 """Numbers that may be 0. All others are at least 1."""
 _DEFAULTS = {field.name: field.default for field in fields(ParallelismConfig)}
 
@@ -208,10 +216,15 @@ def _change(name: str, text: str) -> object:
         return text
     if isinstance(default, bool) or name == "tp_comm_overlap":
         return _FLAGS[choice(f"value of {name}", text, tuple(_FLAGS))]
+    if isinstance(default, float):
+        try:
+            return number(name, float(text), maximum=1.0)
+        except ValueError:
+            raise ArgumentError(f"{name} is `{shorten(text)}`", "give a share, from 0 to 1") from None
     # Ten digits are no degree, and int() would accept thousands of digits.
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else text
+    whole = int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else text
     return check_int(
-        name, number, minimum=0 if name in _FROM_NONE else 1, maximum=MAX_ZERO if name == "zero_stage" else MAX_COUNT
+        name, whole, minimum=0 if name in _FROM_NONE else 1, maximum=MAX_ZERO if name == "zero_stage" else MAX_COUNT
     )
 
 
@@ -250,13 +263,14 @@ _NONE = {
     "tp_comm_overlap": "TP overlap of the stack",
     "recompute_num_layers": "recompute all layers",
     "recompute_every": "recompute every layer",
+    "packed_length": "whole sequences",
 }
 """Names for fields that are None in the other configuration."""
 
 
 def _is_independent(field: str, config: ParallelismConfig, other: ParallelismConfig) -> bool:
     """Return whether a change to None is not implied by another pipeline or another kind of recomputation."""
-    if field == "tp_comm_overlap":
+    if field in {"tp_comm_overlap", "packed_length"}:
         return True
     if field in {"recompute_num_layers", "recompute_every"}:
         return other.recompute == "full"

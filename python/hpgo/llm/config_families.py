@@ -246,7 +246,7 @@ class ConfigGrid:
         model, gpus, rules, takes = self.context.model, self.context.gpus, self.space.rules, self.space.takes
         shape, base = self.shapes[tp, cp], self.context.config
         dp_replicate = self.space.degree("dp_replicate")
-        is_plain = not (base.recompute_modules or base.overlap_ep_comm or base.offload_modules)
+        is_plain = not (base.recompute_modules or base.overlap_ep_comm or base.offload_modules or base.lora_rank)
         is_plain = is_plain and base.cuda_graph_impl == "none"
         if gpus.count % (tp * cp):
             return
@@ -274,7 +274,8 @@ class ConfigGrid:
                 recomputed = tuple(again for again in self.recomputed if not (again and splits_backward))
                 vpp = 2 if splits_backward else min_vpp
                 config = rules.as_run(changed(shape, ep=ep, pp=pp, dp=dp, vpp=vpp, pp_schedule=schedule))
-                if self.space.settings and rules.broken_degrees(changed(config, zero_stage=1), tied=model.tied):
+                stage = MAX_ZERO if base.offload_params else 1
+                if self.space.settings and rules.broken_degrees(changed(config, zero_stage=stage), tied=model.tied):
                     continue
                 if recomputed:
                     yield _Pipeline(
@@ -293,8 +294,8 @@ class ConfigGrid:
             # Without experts, the number of replicas of an expert is not used.
             whole = not model.experts or config.expert_dp_size % dp_replicate == 0
             found = tuple(stage for stage in found if whole and stage in rules.hybrid_stages)
-        # Of the settings, only the formats of the optimizer state depend on the ZeRO stage.
-        if config.has_narrow_state:
+        # Of the settings, only the formats of the optimizer state and its place depend on the ZeRO stage.
+        if config.has_narrow_state or config.optimizer_offload_fraction:
             found = tuple(
                 stage for stage in found if not rules.broken_degrees(changed(config, zero_stage=stage), tied=model.tied)
             )
@@ -378,6 +379,8 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
 def _spaces(context: LayerContext, space: SearchSpace) -> Iterator[SearchSpace]:
     """Yield parts of a search space, each with one choice of the settings that it leaves open."""
     config = replace(context.config, **space.settings)
+    if config.packed_length is not None and space.rules.packed == "single":
+        space = replace(space, fixed={**space.fixed, "micro_batch_size": 1})
     if space.fixed.get("recompute") == "selective" and not config.recompute_modules:
         for modules in _module_sets(replace(context, config=config)):
             yield replace(space, fixed={**space.fixed, "recompute_modules": modules})

@@ -14,21 +14,33 @@ from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster, cluster_of
 from hpgo.hardware.rates import same_card
+from hpgo.llm.adapters import NF4_BYTES
 from hpgo.llm.canonical import canonical
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.device_record import DeviceRecord
 from hpgo.llm.frameworks import framework_support, is_framework
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.layer_context import VALUE, LayerContext
-from hpgo.llm.memory import SAVED, PipelineRankLayers, activations, allocator_cached_bytes, parameters, stage_memory
+from hpgo.llm.memory import (
+    SAVED,
+    PipelineRankLayers,
+    activations,
+    allocator_cached_bytes,
+    cpu_bytes,
+    parameters,
+    stage_memory,
+)
 from hpgo.llm.parallelism import (
     DEGREES,
     MAX_ZERO,
+    BaseWeightsDtype,
     CudaGraphImpl,
     CudaGraphModule,
     DegreeError,
+    LoraModule,
     MainParamsDtype,
     OffloadedModule,
+    Optimizer,
     ParallelismConfig,
     PipelineSchedule,
     Precision,
@@ -38,6 +50,7 @@ from hpgo.llm.parallelism import (
     TokenDispatcher,
     check_batch,
     check_degrees,
+    check_offload,
     check_positions,
     data_degree,
 )
@@ -45,7 +58,7 @@ from hpgo.llm.pipeline_layout import layout_of, parse_layout
 from hpgo.llm.platform import Platform, check_rates
 from hpgo.llm.stack import Stack, StackFramework, stack_of
 from hpgo.llm.step_range import kind_of, log_sd, step_range
-from hpgo.llm.step_time import COMMUNICATION, PipelineStages, kinds_of
+from hpgo.llm.step_time import COMMUNICATION, CPU_STEP, PipelineStages, kinds_of
 from hpgo.llm.validated_features import features_of_model, unvalidated_features
 from hpgo.model.estimate import ESTIMATED
 from hpgo.model.formats.transformers import transformer_of
@@ -68,10 +81,11 @@ _ROUNDING = 1e-12
 FLAGS = (
     "flash_attention", "fused_elementwise", "overlap_dp_comm", "fused_cross_entropy", "fused_adam", "flatten_gradients",
     "dtensor", "grad_reduce_in_bf16", "adam_moments_in_bf16", "overlap_ep_comm", "delay_wgrad_compute",
+    "offload_params",
 )  # fmt: skip
 COUNTS = (
     *DEGREES, "etp", "dp_replicate", "first_rank_layers", "last_rank_layers", "recompute_num_layers", "recompute_every",
-    "micro_batch_group_size",
+    "micro_batch_group_size", "packed_length",
 )  # fmt: skip
 
 
@@ -95,6 +109,8 @@ class StageEstimate(Record):
     communication_s: float = 0.0
     """Seconds of the step in which they communicate inside the rank and do not compute. In the rest they are idle: they
     wait for other ranks."""
+    cpu_bytes: float = 0.0
+    """Bytes of CPU memory that one GPU's optimizer state and weights take."""
 
     @property
     def peak_bytes(self) -> float:
@@ -129,7 +145,8 @@ class LlmEstimate(Record):
     """Memory of one GPU."""
     model_flop: float
     """Operations of the step that the model needs: 6 for each token and each parameter outside the embedding, and 6·s·q
-    for each layer's attention, less with a sliding window. Recomputation and masked scores do not count."""
+    for each layer's attention, less with a sliding window or packed documents; 4 for frozen weights, without adapters.
+    Recomputation and masked scores do not count."""
     peak_flop_per_s: float
     """Peak rate of one GPU in the precision of the configuration."""
     has_experts: bool = False
@@ -253,6 +270,13 @@ def estimate_llm(
     offload_modules: Iterable[str] = (),
     cuda_graph_impl: CudaGraphImpl = "none",
     cuda_graph_modules: Iterable[str] = (),
+    lora_rank: int = 0,
+    lora_target_modules: Iterable[str] = (),
+    base_weights_dtype: BaseWeightsDtype = "bf16",
+    optimizer: Optimizer = "adam",
+    optimizer_offload_fraction: float = 0.0,
+    offload_params: bool = False,
+    packed_length: int | None = None,
     devices: int | None = None,
     framework: StackFramework | None = None,
     stack: Stack | str | os.PathLike[str] | None = None,
@@ -319,6 +343,16 @@ def estimate_llm(
             of all passes of a step (`full_iteration`).
         cuda_graph_modules: parts of each layer in its graph: `attn`, `mlp`, `moe_router` or `moe_preprocess`; none of
             them means the whole layer.
+        lora_rank: rank of adapters (LoRA), which are then all that is trained; 0 trains all weights.
+        lora_target_modules: GEMMs of each layer with an adapter: `linear_qkv`, `linear_proj`, `linear_fc1` or
+            `linear_fc2`; none of them means all.
+        base_weights_dtype: number format of the frozen weights of layers: `bf16`, which stands for 16 bits, or `nf4`
+            (QLoRA).
+        optimizer: `adam`, `adam8bit`, `paged_adam`, `paged_adam8bit`, `sgd` or `muon`. Pages of state leave the GPU.
+        optimizer_offload_fraction: share of the optimizer state in CPU memory, where the CPU updates its weights.
+        offload_params: whether the shards of weights with ZeRO stage 3 are in CPU memory, too.
+        packed_length: tokens of each document, if several that do not attend to each other are packed into a sequence.
+            Of documents that differ, Σ l² / Σ l.
         devices: number of GPUs to use, the first of the cluster; None means all. The data-parallel degree follows.
         framework: framework that trains the model, which implies a software stack on the cluster's device: `megatron`,
             `megatron-bridge`, `nemo`, `torchtitan` or `deepspeed`. Configurations that `megatron`, `torchtitan` or
@@ -370,6 +404,15 @@ def estimate_llm(
             choice("graphed module", one, get_args(CudaGraphModule))
             for one in check_list("cuda_graph_modules", cuda_graph_modules)
         ),
+        "lora_rank": check_int("lora_rank", lora_rank, minimum=0),
+        "lora_target_modules": tuple(
+            choice("adapted module", one, get_args(LoraModule))
+            for one in check_list("lora_target_modules", lora_target_modules)
+        ),
+        "base_weights_dtype": choice("base_weights_dtype", base_weights_dtype, get_args(BaseWeightsDtype)),
+        "optimizer": choice("optimizer", optimizer, get_args(Optimizer)),
+        "optimizer_offload_fraction": number("optimizer_offload_fraction", optimizer_offload_fraction),
+        "offload_params": offload_params, "packed_length": packed_length,
     }  # fmt: skip
     model = transformer_of(transformer)
     cluster = cluster_of(cluster)
@@ -602,16 +645,17 @@ def estimate_stages(stages: PipelineStages, cluster: str, step_s: float, *, glob
                 allocator_cached_bytes(context, held),
                 sum(seconds for key, seconds in spent[rank] if key not in COMMUNICATION and key != _BUBBLE),
                 sum(seconds for key, seconds in spent[rank] if key in COMMUNICATION),
+                cpu_bytes(context, held),
             )
             for rank, held in enumerate(_rank_layers(stages, rank) for rank in range(pp))
         ),
         capacity_bytes=context.gpus.memory_bytes,
-        model_flop=model_flop(model, seq_length, global_batch_size),
+        model_flop=model_flop(model, seq_length, global_batch_size, context.config),
         peak_flop_per_s=context.gpus.peak_flop_per_s,
         has_experts=model.experts > 0,
     )
     # Every estimate passes invariants that do not depend on the terms, such as layers that add up to the model.
-    return checked_estimate(found, layers=model.layers, weights_bytes=VALUE * model.parameters)
+    return checked_estimate(found, layers=model.layers, weights_bytes=least_weight_bytes(model, context.config))
 
 
 def stages_of(
@@ -621,6 +665,7 @@ def stages_of(
     """Check a configuration and return its stages. Raise what `estimate_llm` raises."""
     gpus = Gpus.of(cluster, config.precision)
     check_degrees(model, config, seq_length=seq_length)
+    check_offload(config)
     config = replace(config, dp=data_degree(config, gpus.count))
     check_batch(config, global_batch_size)
     context = LayerContext(model, config, gpus, constants, seq_length, model.kind(0))
@@ -694,7 +739,8 @@ def _seconds(stages: PipelineStages, rank: int, step_s: float) -> tuple[tuple[st
     left_s = step_s - sum(spent.values())
     for key, needed_s in (
         ("grad_reduce", sum(one.grad_reduce_s for one in mine)),
-        ("optimizer_step", sum(one.optimizer_s for one in mine)),
+        ("optimizer_step", sum(one.optimizer_s - one.cpu_optimizer_s for one in mine)),
+        (CPU_STEP, sum(one.cpu_optimizer_s for one in mine)),
     ):
         spent[key] = min(needed_s, max(0.0, left_s))
         left_s -= spent[key]
@@ -775,8 +821,20 @@ def _rank_layers(stages: PipelineStages, rank: int) -> PipelineRankLayers:
     return at(held, (0,) * len(held))
 
 
-def model_flop(model: Transformer, seq_length: int, global_batch_size: int) -> float:
-    """Return the operations that a step needs, forward and backward, as `LlmEstimate.model_flop` counts them."""
+def least_weight_bytes(model: Transformer, config: ParallelismConfig) -> float:
+    """Return a lower bound on the bytes of the weights of all GPUs together."""
+    if config.offload_params:
+        return 0.0
+    return (VALUE if config.base_weights_dtype == "bf16" else NF4_BYTES) * model.parameters
+
+
+def model_flop(
+    model: Transformer, seq_length: int, global_batch_size: int, config: ParallelismConfig | None = None
+) -> float:
+    """Return the operations that a step needs, forward and backward, as `LlmEstimate.model_flop` counts them.
+
+    `config` states which weights are trained, and whether documents are packed.
+    """
     # Looking up an embedding takes no operations. A tied one counts once, for its use as the LM head.
     weights = model.active_parameters - (0 if model.tied else model.vocab * model.hidden)
     weights -= model.positions * model.hidden + (0 if model.tower is None else model.tower.parameters)
@@ -784,8 +842,11 @@ def model_flop(model: Transformer, seq_length: int, global_batch_size: int) -> f
     if model.further_tokens:
         idle = model.block(model.further_kind).idle_parameters(model.hidden)
         weights += model.further_parameters + model.further_tokens * (model.vocab * model.hidden - idle)
-    seen_flop = sum(model.block(kind).seen_flop_per_token(seq_length) for kind in kinds_of(model))
-    return (6.0 * weights + 3 * seen_flop) * global_batch_size * seq_length
+    attended = (config and config.packed_length) or seq_length
+    seen_flop = sum(model.block(kind).seen_flop_per_token(attended) for kind in kinds_of(model))
+    # Frozen weights have no gradients, and the few operations of adapters are left out.
+    each = 4.0 if config and config.lora_rank else 6.0
+    return (each * weights + 3 * seen_flop) * global_batch_size * seq_length
 
 
 def profile_of(

@@ -65,6 +65,16 @@ _EXCHANGE_PROCESSORS = 20
 `--moe-deepep-num-sms`."""
 
 
+def gemm_pass(context: LayerContext, forward_s: float) -> PassTime:
+    """Return the time of GEMMs with weights, given their forward pass.
+
+    The backward pass has two GEMMs for each: for the input's gradient, and for the weight's unless it is frozen.
+    """
+    if context.config.lora_rank:
+        return PassTime(forward_s, forward_s)
+    return PassTime(forward_s, 2 * forward_s, weight_grad_s=forward_s)
+
+
 def routed_tokens(context: LayerContext) -> float:
     """Return the tokens of a micro-batch that one GPU sends to experts: tensor parallelism divides them."""
     return context.tokens / context.between
@@ -99,9 +109,12 @@ def saved_by_experts(context: LayerContext, each: float) -> float:
     if (sparse := context.block.experts) is None:
         return 0.0
     # A row saves the inputs of both GEMMs, and the results of the first one for the activation's backward pass. The
-    # router adds 8 bytes per token and expert: scores and probabilities in fp32.
+    # router adds 8 bytes per token and expert: scores and probabilities in fp32. Only gradients of weights need inputs.
     width = expert_width(context, sparse)
-    row = each * (token_width(context, sparse) + width) + VALUE * sparse.inner * width
+    inputs = width * context.saves_input("linear_fc2") + token_width(context, sparse) * context.saves_input(
+        "linear_fc1"
+    )
+    row = each * inputs + VALUE * sparse.inner * width
     return routed_rows(context, sparse) * row + 8 * routed_tokens(context) * sparse.count
 
 
@@ -124,7 +137,7 @@ def experts(context: LayerContext) -> PassTime:
         return all_s / constants.grouped_gemm_efficiency + constants.gemm_overhead_s
 
     forward_s = grouped_s(sparse.inner * width, h) + grouped_s(h, width)
-    return PassTime(forward_s, 2 * forward_s, weight_grad_s=forward_s)
+    return gemm_pass(context, forward_s)
 
 
 def router(context: LayerContext) -> PassTime:
@@ -139,7 +152,9 @@ def router(context: LayerContext) -> PassTime:
     inside = (2 + 2 * sparse.inner) * expert_width(context, sparse)
     moved = routed_rows(context, sparse) * (10 * token_width(context, sparse) + inside)
     moved_s = context.moved_s(moved) * context.constants.routed_row_factor
-    return PassTime(scores_s + moved_s, 2 * scores_s + 1.5 * moved_s, weight_grad_s=gemm_s)
+    weight_grad_s = 0.0 if context.config.lora_rank else gemm_s
+    backward_s = 2 * scores_s + 1.5 * moved_s - (gemm_s - weight_grad_s)
+    return PassTime(scores_s + moved_s, backward_s, weight_grad_s=weight_grad_s)
 
 
 def ep_all_to_all(context: LayerContext) -> PassTime:
@@ -163,7 +178,7 @@ def overlapped_exchange(context: LayerContext, passes: Mapping[str, PassTime]) -
     where a prime marks the backward pass. The few passes of the warm-up and the drain hide nothing, which is left out.
     """
     one_s, mlp = passes["ep_all_to_all"].forward_s / 2, passes["experts"]
-    alone = [passes[key] for key in ("linear", "attention", "scans", "elementwise", "quantize", "router")]
+    alone = [passes[key] for key in ("linear", "adapters", "attention", "scans", "elementwise", "quantize", "router")]
     exposed_s = max(0.0, one_s - sum(term.forward_s for term in alone))
     exposed_s += max(0.0, one_s - sum(term.backward_s for term in alone))
     # The dispatch of the backward pass needs the gradients of the experts' inputs, but not those of their weights if

@@ -6,13 +6,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hpgo.base.messages import join_words, pluralize, shorten
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 from hpgo.llm.arithmetic import TABLES, ArithmeticSettings, stated
-from hpgo.llm.parallelism import MAX_ZERO, CudaGraphImpl, ParallelismConfig, PipelineSchedule, Precision, Recompute
+from hpgo.llm.parallelism import (
+    MAX_ZERO,
+    BaseWeightsDtype,
+    CudaGraphImpl,
+    Optimizer,
+    ParallelismConfig,
+    PipelineSchedule,
+    Precision,
+    Recompute,
+)
 from hpgo.llm.pipeline_layout import parse_layout
 from hpgo.programs.frameworks import NAMES, TABLE, Framework, row_of
 
@@ -109,6 +118,17 @@ class FrameworkSupport(Record):
     """Kinds of CUDA graphs that are supported."""
     cuda_graphs_piped: bool = False
     """Whether CUDA graphs are supported with a pipeline."""
+    adapters: bool = False
+    """Whether adapters may be trained beside frozen weights."""
+    base_weights: tuple[BaseWeightsDtype, ...] = ("bf16",)
+    """Number formats of frozen weights that are supported."""
+    optimizers: tuple[Optimizer, ...] = ("adam",)
+    """Optimizers that are supported."""
+    optimizer_offload: Literal["none", "states", "fsdp", "zero"] = "none"
+    """State that may be in CPU memory: none; any share of the optimizer's with ZeRO; all, with the weights, of ZeRO
+    stage 3; or the optimizer's with ZeRO, a share of it with stage 3, and with stage 3 the weights."""
+    packed: Literal["none", "single", "any"] = "none"
+    """Whether attention may keep packed documents apart: no, in micro-batches of one sequence, or always."""
     overlaps_piped: bool = True
     """Whether gradients are reduced during backward passes of a pipeline."""
     sums_each_pass: bool = False
@@ -285,6 +305,19 @@ class FrameworkSupport(Record):
              f"supports CUDA graphs {join_words(self.cuda_graphs, 'or')} here, not {config.cuda_graph_impl}"),
             (config.cuda_graph_impl != "none" and config.pp > 1 and not self.cuda_graphs_piped,
              f"does not support CUDA graphs with a pipeline, but pp is {config.pp}"),
+            (config.lora_rank and not self.adapters,
+             (f"has no adapters here, as torchtitan 0.3, DeepSpeed and Megatron-Bridge have, but lora_rank is"
+              f" {config.lora_rank}")),
+            (config.base_weights_dtype not in self.base_weights,
+             f"does not store frozen weights in {config.base_weights_dtype} here"),
+            (config.optimizer not in self.optimizers,
+             f"supports optimizer {join_words(self.optimizers, 'or')} here, not {config.optimizer}"),
+            (config.optimizer_offload_fraction > 0 and not self._offloads(config), self._known_offload(config)),
+            (config.packed_length is not None and self.packed == "none",
+             f"does not keep packed documents apart here, but packed_length is {config.packed_length}"),
+            (config.packed_length is not None and self.packed == "single" and config.micro_batch_size > 1,
+             (f"packs documents into micro-batches of one sequence, but micro_batch_size is {config.micro_batch_size}"
+              f" with packed_length {config.packed_length}")),
             (config.precision not in self.precisions,
              f"supports precision {join_words(self.precisions, 'or')} here, not {config.precision}"),
         )  # fmt: skip
@@ -327,6 +360,43 @@ class FrameworkSupport(Record):
             )
         return self.narrow_state == "all" and copy == "none" and config.adam_moments_in_bf16
 
+    def _offloads(self, config: ParallelismConfig) -> bool:
+        """Return whether the framework updates the share of the weights of `config` on the CPU."""
+        stage = config.zero_stage if config.dp_cp_size > 1 or config.zero_stage == MAX_ZERO else MAX_ZERO - 1
+        if self.optimizer_offload == "states":
+            return not (config.offload_params or config.has_narrow_state) and stage > 0 and config.precision == "bf16"
+        if self.optimizer_offload == "fsdp":
+            return config.offload_params and config.zero_stage == MAX_ZERO and config.pp == 1
+        needs_3 = config.offload_params or config.optimizer_offload_fraction < 1
+        return (
+            self.optimizer_offload == "zero"
+            and config.optimizer == "adam"
+            and (config.zero_stage == MAX_ZERO if needs_3 else stage > 0)
+            and not (config.offload_params and config.pp > 1)
+        )
+
+    def _known_offload(self, config: ParallelismConfig) -> str:
+        known = {
+            "none": "does not update weights on the CPU here",
+            "states": "updates weights on the CPU with ZeRO, state in 32 bits and precision bf16, and keeps weights on"
+            " the GPU",
+            "fsdp": "updates weights on the CPU with offload_params, ZeRO stage 3 and no pipeline",
+            "zero": "updates weights on the CPU with adam and ZeRO, and a share of them, or with offload_params, with"
+            " stage 3 and no pipeline",
+        }[self.optimizer_offload]
+        return (
+            f"{known}, but optimizer_offload_fraction is {config.optimizer_offload_fraction:g} with ZeRO stage"
+            f" {config.zero_stage}"
+        )
+
+    @property
+    def offload_settings(self) -> dict[str, Any]:
+        """Settings that store all of the optimizer state in CPU memory; empty if the framework does not."""
+        if self.optimizer_offload == "none":
+            return {}
+        weights = {"offload_params": True} if self.optimizer_offload == "fsdp" else {}
+        return {"optimizer_offload_fraction": 1.0} | weights
+
     def _known_state(self, config: ParallelismConfig) -> str:
         state = f"exp_avg_dtype {config.exp_avg_dtype}, exp_avg_sq_dtype {config.exp_avg_sq_dtype} and"
         known = {
@@ -356,6 +426,9 @@ class FrameworkSupport(Record):
         # Without replicas nothing can be sharded, and listing equal configurations once is enough. Optimizers that need
         # ZeRO for narrow state run it with a single replica, too.
         if max(config.dp_cp_size, config.expert_dp_size if experts else 1) == 1:
+            # Weights in CPU memory are fetched like shards, even if they are whole.
+            if config.offload_params and MAX_ZERO in self.zero_stages:
+                return (MAX_ZERO,)
             return (1,) if config.has_narrow_state and self.narrow_state in {"moments", "copy"} else (0,)
         widens = self.widens_by_zero and config.precision == "bf16" and not config.grad_reduce_in_bf16
         once = config.pp > 1 or micro_batches == 1 or not self.sums_each_pass
@@ -370,6 +443,8 @@ class FrameworkSupport(Record):
         """
         # Estimates must not assume an overlap or a fused kernel that the framework never runs.
         overlap = config.overlap_dp_comm and (self.overlaps_piped or config.pp == 1)
+        # Megatron-LM's Muon needs whole gradients (`validate_args` of arguments.py, 0.16 to 0.19).
+        overlap = overlap and config.optimizer != "muon"
         fused = config.fused_elementwise and not config.splits_backward
         if (overlap, fused) == (config.overlap_dp_comm, config.fused_elementwise):
             return config
@@ -396,6 +471,9 @@ MEGATRON = FrameworkSupport(
     cpu_offload=True,
     cuda_graphs=("none", "local", "transformer_engine", "full_iteration"),
     cuda_graphs_piped=True,
+    optimizers=("adam", "sgd", "muon"),
+    optimizer_offload="states",
+    packed="single",
     shape="megatron",
     context_needs_flash=True,
 )
@@ -419,13 +497,19 @@ TORCHTITAN = FrameworkSupport(
     ties_piped=False,
     narrow_state="all",
     cuda_graphs=("none", "full_iteration"),
+    adapters=True,
+    optimizer_offload="fsdp",
+    packed="any",
 )
 """torchtitan 0.3. Replicas use FSDP: weights stay gathered from the forward to the backward pass (ZeRO stage 2), or are
 gathered in each pass (3); with a pipeline they stay gathered for the step. It refuses to compile layers with split
 backward passes. DualPipeV is left out: torchtitan runs the two passes of its pairs one after the other, so its
 additional memory gains nothing. Llama and Qwen3 tie embeddings only without a pipeline
 (`Decoder.Config.update_from_config`, 0.3.0)."""
-TORCHTITAN_02 = replace(TORCHTITAN, ties=False, cuda_graphs=("none",), bf16_by_fsdp=True, sequence_parallel_only=True)
+TORCHTITAN_02 = replace(
+    TORCHTITAN, ties=False, cuda_graphs=("none",), bf16_by_fsdp=True, sequence_parallel_only=True, adapters=False,
+    packed="none",
+)  # fmt: skip
 """torchtitan 0.2, which ties the embeddings of Qwen3 only. With tp or pp, only FSDP computes in bf16
 (`maybe_enable_amp` in `distributed/utils.py`, 0.2.2)."""
 DEEPSPEED = FrameworkSupport(
@@ -442,6 +526,11 @@ DEEPSPEED = FrameworkSupport(
     narrow_state="copy",
     widens_by_zero=True,
     overlaps_piped=False,
+    adapters=True,
+    base_weights=("bf16", "nf4"),
+    optimizers=("adam", "adam8bit", "paged_adam", "paged_adam8bit", "sgd"),
+    optimizer_offload="zero",
+    packed="any",
 )
 """Its engines split what a user's own layers compute by nothing but samples and stages. They refuse 32-bit sums of
 gradients of 16-bit weights without ZeRO (`DeepSpeedEngine._do_optimizer_sanity_check`, 0.19.8)."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.messages import shorten
 from hpgo.errors import ClusterError
-from hpgo.hardware.rates import rates_of
+from hpgo.hardware.rates import gpus_per_host, rates_of
 
 if TYPE_CHECKING:
     from hpgo.hardware.cluster import Cluster, Link
@@ -74,6 +74,8 @@ class Gpus:
     """Number of streaming multiprocessors, which compute one GEMM tile each."""
     host_bytes_per_s: float = inf
     """Rate between a GPU and CPU memory."""
+    gpus_per_host: int = 1
+    """GPUs that share the CPUs and the memory of a host."""
     attention_ramp_tokens: float = 0.0
     """Tokens by which fused attention's rate rises (`hpgo.hardware.rates.Rates`)."""
     hides_tp: bool = True
@@ -153,6 +155,7 @@ class Gpus:
             adapter_latency_s=cluster.inter.latency_s,
             processors=rates.processors,
             host_bytes_per_s=rates.host_bytes_per_s,
+            gpus_per_host=gpus_per_host(first.device.name, first.count),
             attention_ramp_tokens=rates.attention_ramp_tokens,
             # A peak in FP4 marks the generation of Blackwell, also in cluster files with rates of their own.
             hides_tp="fp4" not in rates.narrow_flop_per_s,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpgo.llm.amounts import Amount
     from hpgo.llm.constants import Constants
     from hpgo.llm.gpus import Gpus, Ring
-    from hpgo.llm.parallelism import ParallelismConfig
+    from hpgo.llm.parallelism import LoraModule, ParallelismConfig
     from hpgo.model.blocks import Block
     from hpgo.model.transformer import Kind, Transformer
 
@@ -137,6 +137,15 @@ class LayerContext:
         return self.gpus.ring(self.config.expert_dp_size // size, self.config.expert_model_parallel_size * size)
 
     @property
+    def attended_tokens(self) -> int:
+        """Tokens among which attention computes pairs: those of a sequence, or of a document that is packed into it."""
+        return self.config.packed_length or self.seq_length
+
+    def saves_input(self, module: LoraModule) -> bool:
+        """Return whether the backward pass needs a GEMM's input: for the gradient of a weight, or of an adapter."""
+        return not self.config.lora_rank or module in self.config.lora_targets
+
+    @property
     def gradient_bytes(self) -> int:
         """Bytes per value of gradient reduction: 4, or 2 where gradients are in 16 bits.
 
@@ -190,7 +199,7 @@ class LayerContext:
         inside_s = share * whole_bytes / (self.gpus.inside.collective_bytes_per_s * self.constants.nvlink_efficiency)
         return around_s - share * moved_s + maximum(moved_s, minimum(inside_s, share * moved_s))
 
-    def shard_gather_s(self, ring: Ring, parameters: float, each: int) -> float:
+    def shard_gather_s(self, ring: Ring, parameters: float, each: float) -> float:
         """Return the seconds to gather a layer's weights from shards, or to reduce its gradients into shards.
 
         `each` is the number of bytes per parameter. NCCL has no trees for these collectives, so the latency grows with

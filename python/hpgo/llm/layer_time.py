@@ -12,8 +12,18 @@ from math import hypot
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.llm.activation_offload import KEY, exposed_s, offloaded_bytes
+from hpgo.llm.adapters import adapter_weights, adapters, base_weight_bytes, expanded_s
 from hpgo.llm.cuda_graphs import launched_s
-from hpgo.llm.experts import NOTHING, PassTime, ep_all_to_all, expert_weights, experts, overlapped_exchange, router
+from hpgo.llm.experts import (
+    NOTHING,
+    PassTime,
+    ep_all_to_all,
+    expert_weights,
+    experts,
+    gemm_pass,
+    overlapped_exchange,
+    router,
+)
 from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.matrices import linear
 from hpgo.llm.parallelism import MAX_ZERO
@@ -117,9 +127,11 @@ def _attention(context: LayerContext, one: Attention) -> PassTime:
     flop = 2 * pairs * (one.queries + one.mixed) / config.tp
     # Fused kernels skip blocks of masked scores. Unfused GEMMs compute all scores and mask them afterwards.
     if config.flash_attention:
-        flop *= one.seen(context.seq_length)
+        # Documents that are packed into a sequence do not attend to each other.
+        attended = context.attended_tokens
+        flop *= one.seen(attended) * (attended / context.seq_length)
         rate = context.gpus.attention_flop_per_s * constants.attention_efficiency / constants.attention_time_factor
-        rate *= context.gpus.attention_share(context.seq_length / config.cp)
+        rate *= context.gpus.attention_share(attended / config.cp)
         forward_s = flop / rate + _ring_steps(context) * constants.gemm_overhead_s
         return PassTime(forward_s, constants.attention_backward_factor * forward_s)
     aligned = 1.0 if one.head_dim % 8 == 0 else constants.misaligned_head_factor
@@ -163,10 +175,14 @@ def elementwise(context: LayerContext) -> PassTime:
 
 
 def quantize(context: LayerContext) -> PassTime:
-    """Return the time of casts to 8 or 4 bits: each value is read in 16 bits, and written by rows and by columns."""
+    """Return the time of casts to 8 or 4 bits: each value is read in 16 bits, and written by rows and by columns.
+
+    Weights in 4 bits are expanded to 16 in each pass.
+    """
     each, tp, tokens = NARROW.get(context.config.precision), context.config.tp, context.tokens
     if each is None:
-        return NOTHING
+        weights_s = expanded_s(context, base_weights(context) - expert_weights(context))
+        return PassTime(weights_s, weights_s)
     block, h, moved = context.block, context.block.parts * context.model.hidden, VALUE + 2 * each
     inputs = h / context.between + (block.rows + block.ffn) / tp
     # The backward pass casts gradients of GEMM results.
@@ -253,13 +269,15 @@ def param_all_gather(context: LayerContext) -> PassTime:
     if not config.gathers_weights:
         return NOTHING
     gather_s = reduce_s = 0.0
-    alone = expert_weights(context)
-    for shards, groups, count in (
-        (context.shard_ring, context.group_ring, layer_weights(context) - alone),
-        (context.expert_shard_ring, context.expert_group_ring, alone),
+    alone, trained_alone = expert_weights(context), trained_experts(context)
+    others, trained = layer_weights(context) - alone, trained_weights(context) - trained_alone
+    for shards, groups, gathered, each, count in (
+        (context.shard_ring, context.group_ring, others, base_weight_bytes(config), trained),
+        (context.expert_shard_ring, context.expert_group_ring, alone, VALUE, trained_alone),
     ):
+        if gathered:
+            gather_s += context.shard_gather_s(shards, gathered, each)
         if count:
-            gather_s += context.shard_gather_s(shards, count, VALUE)
             inside_s = context.shard_gather_s(shards, count, context.gradient_bytes)
             # With hybrid sharding, each group has reduced its own samples only. An all-reduce sums the shards over the
             # groups, while the next layer is reduced inside them (`foreach_reduce` of PyTorch's FSDP2). For messages of
@@ -268,7 +286,7 @@ def param_all_gather(context: LayerContext) -> PassTime:
             reduce_s += max(inside_s, over_s) if config.overlap_dp_comm else inside_s + over_s
     gather_s *= context.constants.gather_time_factor
     reduce_s *= context.constants.gather_time_factor
-    passes = [term(context) for term in (linear, attention, scans, elementwise, quantize, experts, router)]
+    passes = [term(context) for term in (linear, adapters, attention, scans, elementwise, quantize, experts, router)]
     forward_s, backward_s = sum(one.forward_s for one in passes), sum(one.backward_s for one in passes)
     again_s = sum(one.recompute_s for one in passes)
     # The backward pass gathers the weights again, and reduces the gradients. A recomputed forward pass hides more.
@@ -294,7 +312,7 @@ def grad_accumulation(context: LayerContext) -> PassTime:
     if context.config.zero_stage == MAX_ZERO:
         return NOTHING
     each = 3 * VALUE if context.accumulates_in_16_bits else context.constants.accumulation_bytes
-    added_s = context.moved_s(each * layer_weights(context)) * context.constants.accumulation_time_factor
+    added_s = context.moved_s(each * trained_weights(context)) * context.constants.accumulation_time_factor
     return PassTime(0.0, added_s, 0.0, weight_grad_s=added_s)
 
 
@@ -306,13 +324,15 @@ def lm_head(context: LayerContext) -> PassTime:
     # forward: written in 16 bits, read and written in 32, read three times; backward: read and written in 32 and 16.
     forward, backward = (6, 4) if context.config.fused_cross_entropy else (22, 14)
     forward_s, backward_s = (context.moved_s(each * (context.tokens * words)) for each in (forward, backward))
-    return PassTime(gemm_s + forward_s, 2 * gemm_s + backward_s, weight_grad_s=gemm_s)
+    gemms = gemm_pass(context, gemm_s)
+    return PassTime(gemm_s + forward_s, gemms.backward_s + backward_s, weight_grad_s=gemms.weight_grad_s)
 
 
 def embedding(context: LayerContext) -> PassTime:
     """Return the time to read and write one row for each token."""
     moved = VALUE * context.tokens * context.model.hidden
-    forward_s, backward_s = context.moved_s(2 * moved), context.moved_s(4 * moved)
+    # A frozen embedding has no gradient, and nothing before it needs one.
+    forward_s, backward_s = context.moved_s(2 * moved), context.moved_s((0 if context.config.lora_rank else 4) * moved)
     return PassTime(forward_s + context.all_gather_s(context.tensor_ring, moved), backward_s, weight_grad_s=backward_s)
 
 
@@ -331,17 +351,32 @@ def mtp(context: LayerContext) -> PassTime:
     moved_s = context.moved_s((12 + 8) * tokens * h / context.between)
     comm_s = 2 * context.all_gather_s(context.tensor_ring, VALUE * tokens * h)
     joined_s = gemm_s + moved_s + comm_s
-    token = embedding(context)
+    token, gemms = embedding(context), gemm_pass(context, gemm_s)
     return PassTime(
         joined_s + token.forward_s,
-        2 * gemm_s + 1.5 * moved_s + comm_s + token.backward_s,
+        gemms.backward_s + 1.5 * moved_s + comm_s + token.backward_s,
         joined_s,
-        weight_grad_s=gemm_s + token.weight_grad_s,
+        weight_grad_s=gemms.weight_grad_s + token.weight_grad_s,
     )
 
 
 def layer_weights(context: LayerContext) -> float:
-    """Return the parameters of a layer on one GPU: matrices divided by tp, whole norms, and the GPU's experts."""
+    """Return the parameters of a layer on one GPU, with its adapters."""
+    return base_weights(context) + adapter_weights(context)
+
+
+def trained_weights(context: LayerContext) -> float:
+    """Return the parameters of a layer on one GPU that are trained: all, or those of adapters."""
+    return adapter_weights(context) if context.config.lora_rank else base_weights(context)
+
+
+def trained_experts(context: LayerContext) -> float:
+    """Return the parameters of a layer's experts on one GPU that are trained; adapters count as other weights."""
+    return 0.0 if context.config.lora_rank else expert_weights(context)
+
+
+def base_weights(context: LayerContext) -> float:
+    """Return a layer's parameters on one GPU: matrices divided by tp, whole norms, and the GPU's experts."""
     model, block = context.model, context.block
     # Norms, the compression of latent attention and the router are replicated over tensor-parallel GPUs.
     whole = block.whole_parameters(model.hidden, norm=model.norm_parameters)
@@ -353,6 +388,7 @@ def layer_weights(context: LayerContext) -> float:
 
 LAYER: dict[str, Term] = {
     "linear": Term("linear layers", linear),
+    "adapters": Term("adapters (LoRA)", adapters),
     "attention": Term("attention", attention),
     "scans": Term("state-space scans, linear attention", scans),
     "elementwise": Term("elementwise operations", elementwise),
@@ -407,7 +443,10 @@ def layer_times(context: LayerContext, passes: Mapping[str, PassTime] | None = N
         kept_s["attention"] += passes["attention"].recompute_s
     if config.recompute == "selective_op":
         # torchtitan saves the results of attention and of every second GEMM, and computes all others again.
-        for key, share in (("elementwise", 1.0), ("quantize", 1.0), ("linear", 0.5), ("experts", 0.5), ("router", 1.0)):
+        for key, share in (
+            ("elementwise", 1.0), ("quantize", 1.0), ("linear", 0.5), ("adapters", 0.5), ("experts", 0.5),
+            ("router", 1.0),
+        ):  # fmt: skip
             kept_s[key] += share * passes[key].recompute_s
     weight_grad_s = sum(one.weight_grad_s for one in passes.values())
     if config.offload_modules:

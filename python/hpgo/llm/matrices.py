@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.llm.experts import PassTime
+from hpgo.llm.experts import gemm_pass
 
 if TYPE_CHECKING:
+    from hpgo.llm.experts import PassTime
     from hpgo.llm.layer_context import LayerContext
     from hpgo.model.blocks import Attention, Latent, Linear, Mlp
 
 
 def linear(context: LayerContext) -> PassTime:
     """Return the time of GEMMs with weights, without those of experts; twice in the backward pass."""
-    # Each weight takes two GEMMs in the backward pass: one for the input's gradient and one for the weight's.
     block = context.block
     forward_s = sum(projections_s(context, one) for one in block.attention)
     forward_s += sum(one.times * _matrix_s(context, one) for one in block.linears)
     if block.mlp is not None:
         forward_s += network_s(context, block.mlp)
-    return PassTime(forward_s, 2 * forward_s, weight_grad_s=forward_s)
+    return gemm_pass(context, forward_s)
 
 
 def projections_s(context: LayerContext, one: Attention) -> float:

@@ -41,17 +41,18 @@ means that the step was described wrongly. Not tuned."""
 _VERSION_KEY, _VERSION = "hpgo_steps", 1
 _FLAGS = ("sequence_parallel", "tp_comm_overlap", *FLAGS)
 _COUNTS = (*COUNTS, "devices")
-_FROM_NONE = ("zero_stage", "cpu_offload_num_layers")
+_FROM_NONE = ("zero_stage", "cpu_offload_num_layers", "lora_rank")
+_AMOUNTS = ("optimizer_offload_fraction",)
 _WORDS = (
     "pp_schedule", "recompute", "precision", "cuda_graph_impl", "exp_avg_dtype", "exp_avg_sq_dtype",
-    "main_params_dtype", "pipeline_layout", "moe_token_dispatcher",
+    "main_params_dtype", "pipeline_layout", "moe_token_dispatcher", "base_weights_dtype", "optimizer",
 )  # fmt: skip
-_LISTS = ("recompute_modules", "cuda_graph_modules", "offload_modules")
+_LISTS = ("recompute_modules", "cuda_graph_modules", "offload_modules", "lora_target_modules")
 _WITHOUT_TP_OVERLAP = {"te-hopper": "te-hopper-no-tp-overlap"}
 """Stack of runs whose log states that TP communication is not overlapped, by the stack that it replaces."""
 _KEYS = " ".join(
     ("model", "cluster", "seconds", "log", "stack", "global_batch_size", "seq_length", "adapter_gbit_s", *_FLAGS,
-     *_COUNTS, *_FROM_NONE, *_WORDS, *_LISTS)
+     *_COUNTS, *_FROM_NONE, *_AMOUNTS, *_WORDS, *_LISTS)
 )  # fmt: skip
 
 
@@ -300,6 +301,7 @@ def _step(row: Section, folder: Path) -> MeasuredStep:
         name: row.whole(name, minimum=1) for name in ("global_batch_size", "seq_length", *_COUNTS) if name in row
     }
     given |= {name: row.whole(name) for name in _FROM_NONE if name in row}
+    given |= {name: row.amount(name) for name in _AMOUNTS if name in row}
     given |= {name: row.flag(name) for name in _FLAGS if name in row}
     given |= {name: row.text(name) for name in _WORDS if name in row}
     given |= {name: row.items(name) for name in _LISTS if name in row}

@@ -15,12 +15,21 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.llm.activation_offload import RESIDENT, offloaded_bytes
+from hpgo.llm.adapters import base_weight_bytes, saved_by_adapters, unsaved_parts
 from hpgo.llm.amounts import Amount, maximum, minimum
 from hpgo.llm.cuda_graphs import graphs_layer
 from hpgo.llm.experts import expert_weights, saved_by_experts
 from hpgo.llm.layer_context import NARROW, VALUE
-from hpgo.llm.layer_time import layer_weights
-from hpgo.llm.optimizer_state import main_weight_bytes, moment_bytes, shard_bytes, widened_bytes
+from hpgo.llm.layer_time import base_weights, layer_weights, trained_experts, trained_weights
+from hpgo.llm.optimizer_state import (
+    ADAM_MOMENTS,
+    is_unfused,
+    main_weight_bytes,
+    moment_bytes,
+    offloaded_weight_bytes,
+    shard_bytes,
+    widened_bytes,
+)
 from hpgo.llm.parallelism import MAX_ZERO
 from hpgo.llm.recompute import dropped_bytes
 
@@ -133,13 +142,50 @@ def parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
 
 def expert_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the part of `parameters` that belongs to experts."""
-    return sum((count * context.once(expert_weights, kind) for (kind, _), count in held.layers.items()), 0.0)
+    return _of_layers(expert_weights, context, held)
+
+
+def trained_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the part of `parameters` that is trained: all, or those of adapters."""
+    return _of_layers(trained_weights, context, held) if context.config.lora_rank else parameters(context, held)
+
+
+def trained_expert_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the part of `trained_parameters` that belongs to experts."""
+    return _of_layers(trained_experts, context, held)
+
+
+def _of_layers(each: Callable[[LayerContext], float], context: LayerContext, held: PipelineRankLayers) -> Amount:
+    return sum((count * context.once(each, kind) for (kind, _), count in held.layers.items()), 0.0)
+
+
+def _sharded(context: LayerContext, whole: Amount, alone: Amount) -> Amount:
+    """Return a GPU's shard of parameters, of which those `alone` are of experts, which have fewer replicas."""
+    return (whole - alone) / context.config.shard_size + alone / context.config.expert_shard_size
 
 
 def sharded_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
-    """Return a GPU's shard of `parameters`. Experts have fewer replicas than other weights."""
-    alone = expert_parameters(context, held)
-    return (parameters(context, held) - alone) / context.config.shard_size + alone / context.config.expert_shard_size
+    """Return a GPU's shard of `parameters`."""
+    return _sharded(context, parameters(context, held), expert_parameters(context, held))
+
+
+def sharded_trained(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return a GPU's shard of `trained_parameters`."""
+    return _sharded(context, trained_parameters(context, held), trained_expert_parameters(context, held))
+
+
+def updated_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the parameters that a GPU's optimizer updates: of all that it trains, the shard with ZeRO."""
+    return (sharded_trained if context.config.zero_stage >= 1 else trained_parameters)(context, held)
+
+
+def _narrow_bytes(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes that base weights in 4 bits save on 16 bits, before ZeRO shards them.
+
+    Experts stay in 16 bits: bitsandbytes converts single matrices, and models join all experts of a layer.
+    """
+    each = VALUE - base_weight_bytes(context.config)
+    return each * (_of_layers(base_weights, context, held) - expert_parameters(context, held)) if each else 0.0
 
 
 def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
@@ -147,33 +193,75 @@ def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
 
     Without a pipeline two layers are gathered at a time. With one, weights stay gathered for the whole step.
     """
-    whole, config = parameters(context, held) * VALUE, context.config
+    config, narrow = context.config, _narrow_bytes(context, held)
+    whole = parameters(context, held) * VALUE - narrow
     if config.zero_stage < MAX_ZERO:
         return whole
     # A single replica computes with its shard, which is everything, and gathers nothing.
-    gathered = whole if config.shard_size > 1 else 0.0
-    if config.gathers_weights:
+    gathered = whole if config.shard_size > 1 or config.offload_params else 0.0
+    if config.gathers_weights or config.offload_params:
         # Two at a time: the layer that is computed, and the next one, which is prefetched.
         largest = max(context.once(layer_weights, kind) for kind in {context.kind, *(kind for kind, _ in held.layers)})
         words = context.model.vocab * context.model.hidden / config.tp
         gathered = minimum(gathered, 2 * max(largest, words) * VALUE)
-    # A shard in 32 bits also serves as the optimizer's copy (`optimizer`).
-    return shard_bytes(config) * sharded_parameters(context, held) + gathered
+    if config.offload_params:
+        return gathered
+    # A shard in 32 bits also serves as the optimizer's copy (`optimizer`), which the CPU has if it updates the weights.
+    moved = config.optimizer_offload_fraction
+    each = (1 - moved) * shard_bytes(config) + moved * VALUE
+    if not config.lora_rank:
+        return each * sharded_parameters(context, held) + gathered
+    # FSDP keeps frozen weights in 32 bits, too. DeepSpeed has a copy in 32 bits of trained ones only.
+    frozen = shard_bytes(config) if config.dtensor and config.base_weights_dtype == "bf16" else VALUE
+    trained = sharded_trained(context, held)
+    return (
+        frozen * (sharded_parameters(context, held) - trained) - narrow / config.shard_size + each * trained + gathered
+    )
 
 
 def gradients(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes of accumulated gradients. ZeRO stage 2 shards them, but not beside a pipeline."""
     # Beside a pipeline, gradients are reduced once, after the last micro-batch. Until then each GPU accumulates all.
     sharded = context.config.zero_stage >= 2 and context.config.pp == 1
-    count = (sharded_parameters if sharded else parameters)(context, held)
+    count = (sharded_trained if sharded else trained_parameters)(context, held)
+    # Shards of gradients move to the CPU where it updates the weights. Whole gradients stay, to be reduced once.
+    count *= 1 - context.config.optimizer_offload_fraction if sharded else 1
     return count * (VALUE if context.accumulates_in_16_bits else 2 * VALUE)
 
 
 def optimizer(context: LayerContext, held: PipelineRankLayers) -> Amount:
-    """Return the bytes of Adam's moments and of its copy of the weights, unless `weights` counts this already."""
+    """Return the bytes of the optimizer's state and of its copy of the weights, unless `weights` counts the copy."""
     config = context.config
-    each = moment_bytes(config) + main_weight_bytes(config)
-    return each * (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held)
+    kept = 1 - config.optimizer_offload_fraction
+    found = kept * main_weight_bytes(config) * updated_parameters(context, held)
+    return found if config.is_paged else found + kept * _moments(context, held)
+
+
+def _moments(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of the optimizer's state without a copy of the weights, on the GPU and the CPU together."""
+    config, updated = context.config, updated_parameters(context, held)
+    if config.optimizer != "muon":
+        return moment_bytes(config) * updated
+    # Muon's momentum is one value for each weight of a matrix. Adam updates embeddings and the LM head.
+    matrices, alone = _of_layers(trained_weights, context, held), trained_expert_parameters(context, held)
+    matrices = _sharded(context, matrices, alone) if config.zero_stage >= 1 else matrices
+    return moment_bytes(config) * matrices + ADAM_MOMENTS * (updated - matrices)
+
+
+def cpu_bytes(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of CPU memory that one GPU's optimizer state and weights take.
+
+    Offloaded state has a copy of the weights and of the gradients beside the moments. Pages of state count here, too.
+    """
+    config = context.config
+    if config.is_paged:
+        return _moments(context, held)
+    if not config.optimizer_offload_fraction:
+        return 0.0
+    copies = 2 * offloaded_weight_bytes(config) * updated_parameters(context, held)
+    found = config.optimizer_offload_fraction * (_moments(context, held) + copies)
+    # FSDP's shards in 32 bits are the weights that are updated. DeepSpeed has shards in 16 bits besides.
+    return found + VALUE * sharded_parameters(context, held) * (config.offload_params and not config.dtensor)
 
 
 def optimizer_workspace(context: LayerContext, held: PipelineRankLayers) -> Amount:
@@ -205,13 +293,13 @@ def _released(context: LayerContext, held: PipelineRankLayers) -> Amount:
 
 def _workspace(context: LayerContext, held: PipelineRankLayers) -> Amount | None:
     """Return all bytes that the optimizer step allocates; None if it allocates nothing."""
-    config, each = context.config, 0 if context.config.fused_adam else _UNFUSED
+    config, each = context.config, _UNFUSED if is_unfused(context.config) else 0
     flat = config.flatten_gradients and config.zero_stage < MAX_ZERO
     each += widened_bytes(context) + (_FLAT if flat and context.reduces_in_16_bits else 0)
     if each == 0:
         return None
-    bucket = minimum(_BUCKET, VALUE * parameters(context, held)) if flat and config.zero_stage else 0.0
-    return each * (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held) + bucket
+    bucket = minimum(_BUCKET, VALUE * trained_parameters(context, held)) if flat and config.zero_stage else 0.0
+    return (1 - config.optimizer_offload_fraction) * each * updated_parameters(context, held) + bucket
 
 
 def saved_activation_bytes(context: LayerContext, *, recomputed: bool, cast: bool = True) -> float:
@@ -227,13 +315,17 @@ def saved_activation_bytes(context: LayerContext, *, recomputed: bool, cast: boo
     # Inputs of the norm and of the first GEMM of each part; and, in stacks that still have dropout, its mask.
     part = tokens * model.hidden * block.parts
     outside = (VALUE + (0 if config.flash_attention else 1)) * part / context.between
-    outside += each * part / (1 if config.dtensor else context.between)
+    # Only gradients of weights need inputs of GEMMs. Megatron-Bridge's adapters keep them gathered, as DTensor does.
+    part -= tokens * model.hidden * unsaved_parts(context)
+    outside += each * part / (1 if config.dtensor or config.lora_rank else context.between)
     if context.kind.further:  # both inputs of the joining GEMM, before and after their norms, and the last norm's input
         outside += (3 * VALUE + 2 * each) * tokens * model.hidden / context.between
     outside += 2 * VALUE * tokens * block.narrow / context.between + saved_by_experts(context, each)
+    outside += saved_by_adapters(context)
     # Attention saves its result in 16 bits, so the GEMM after it saves another copy in a narrow format.
     kept = block.columns + block.channels + block.rows + block.inner * block.ffn
-    inputs = block.ffn + (block.rows if each < VALUE else 0)
+    inputs = block.ffn * context.saves_input("linear_fc2")
+    inputs += block.rows * (each < VALUE and context.saves_input("linear_proj"))
     inside = tokens * (VALUE * kept + each * inputs) / config.tp - dropped_bytes(context, each)
     if config.recompute == "selective_op" and cast:
         # Saved are the layer's input and the results of attention, of every second GEMM and of reduce-scatters.
@@ -304,7 +396,7 @@ def grad_reduce_buffer(context: LayerContext, held: PipelineRankLayers) -> Amoun
     config = context.config
     if not (config.dtensor and config.zero_stage >= 2 and config.dp_cp_size > 1):
         return 0.0
-    return _largest(held.layers, partial(context.once, layer_weights)) * (
+    return _largest(held.layers, partial(context.once, trained_weights)) * (
         VALUE if config.grad_reduce_in_bf16 else 2 * VALUE
     )
 

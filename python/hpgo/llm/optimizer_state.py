@@ -1,7 +1,8 @@
-"""Bytes per parameter of Adam's state by number format: moments, the optimizer's copy of the weights, and gradients.
+"""Bytes per parameter of an optimizer's state: moments, the optimizer's copy of the weights, and gradients.
 
 Megatron-LM names the formats in `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-params-dtype`. DeepSpeed has
-`bf16_master_weights_and_grads` and `bf16_optimizer_states`, torchtitan `training.dtype`.
+`bf16_master_weights_and_grads` and `bf16_optimizer_states`, torchtitan `training.dtype`. Optimizers with 8-bit or paged
+state are bitsandbytes'.
 """
 
 from __future__ import annotations
@@ -17,16 +18,36 @@ if TYPE_CHECKING:
 
 _BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 _WIDE = 4
+ADAM_MOMENTS = 2 * _WIDE
+"""Bytes per parameter of both of Adam's moments in 32 bits."""
+_BLOCK = 256
+"""Values of an 8-bit moment that share a 32-bit scale (bitsandbytes 0.50, `blocksize` in `optim/optimizer.py`)."""
 
 
-def moment_bytes(config: ParallelismConfig) -> int:
-    """Return the bytes per parameter of both moments.
+def moment_bytes(config: ParallelismConfig) -> float:
+    """Return the bytes per parameter of the moments: both of Adam's, or the momentum of SGD and of Muon's matrices.
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
     >>> [moment_bytes(ParallelismConfig(exp_avg_dtype=first)) for first in ("fp32", "bf16", "fp8")]
     [8, 6, 5]
+    >>> [moment_bytes(ParallelismConfig(optimizer=name)) for name in ("adam8bit", "paged_adam", "sgd")]
+    [2.03125, 8, 4]
     """
+    if config.optimizer in {"sgd", "muon"}:
+        return _WIDE
+    if config.optimizer.endswith("8bit"):
+        return 2 * (1 + _WIDE / _BLOCK)
     return _BYTES[config.exp_avg_dtype] + _BYTES[config.exp_avg_sq_dtype]
+
+
+def is_unfused(config: ParallelismConfig) -> bool:
+    """Return whether the optimizer step is many kernels. Other optimizers than Adam are always fused."""
+    return config.optimizer == "adam" and not config.fused_adam
+
+
+def offloaded_weight_bytes(config: ParallelismConfig) -> int:
+    """Return the bytes per parameter of the weights that the CPU updates."""
+    return VALUE if config.main_params_dtype == "none" else _BYTES[config.main_params_dtype]
 
 
 def main_weight_bytes(config: ParallelismConfig) -> int:
@@ -64,7 +85,7 @@ def widened_bytes(context: LayerContext) -> int:
     return _WIDE * (narrow + context.reduces_in_16_bits)
 
 
-def saved_traffic_bytes(config: ParallelismConfig) -> int:
+def saved_traffic_bytes(config: ParallelismConfig) -> float:
     """Return the bytes of memory traffic per parameter that an optimizer step saves on one with 32-bit state.
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
@@ -74,7 +95,7 @@ def saved_traffic_bytes(config: ParallelismConfig) -> int:
     [0, 8, 16]
     """
     # 30 bytes with 32-bit state: read a gradient, read and write both moments and the weight, write the 16-bit weight.
-    saved = 2 * (2 * _WIDE - moment_bytes(config))
+    saved = 2 * (ADAM_MOMENTS - moment_bytes(config))
     if config.main_params_dtype == "none":
         # The gradient is read in 16 bits, and the 16-bit weight is read instead of a copy in 32.
         return saved + 2 * _WIDE + (_WIDE - VALUE) - VALUE

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import gcd
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from hpgo.base.checks import check_int, check_is
+from hpgo.base.checks import check_int, check_is, number
 from hpgo.base.divisors import divisors
 from hpgo.base.messages import pluralize, safe_repr, shorten
 from hpgo.base.validated import check_fields
@@ -42,6 +42,14 @@ OffloadedModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "
 TokenDispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
 """Exchange of tokens with the GPUs of their experts: Megatron-LM's `--moe-token-dispatcher-type`, and the backends of
 its type `flex`."""
+LoraModule = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+"""GEMM of a layer that may have an adapter, by its name in Megatron-Bridge: queries, keys and values; the output of
+attention; into the feed-forward network, and out of it."""
+BaseWeightsDtype = Literal["bf16", "nf4"]
+"""Number format of frozen weights: as the GEMMs read them, or 4 bits that each pass expands (QLoRA)."""
+Optimizer = Literal["adam", "adam8bit", "paged_adam", "paged_adam8bit", "sgd", "muon"]
+"""Optimizer: Adam with 32-bit state or the formats of its own settings, with 8-bit state, with state in CPU memory that
+pages move to the GPU (`paged_`); SGD with momentum; or Muon for matrices of layers and Adam for all others."""
 PipelineSchedule = Literal["1f1b", "interleaved_zb", "zb_v"]
 """Pipeline schedule: 1F1B (interleaved if `vpp` > 1), interleaved zero-bubble, or ZB-V."""
 _NEEDED_BY_MODULE = {
@@ -165,6 +173,24 @@ class ParallelismConfig:
     """CUDA graphs that replay kernel launches (Megatron-LM's `--cuda-graph-impl`)."""
     cuda_graph_modules: tuple[CudaGraphModule, ...] = ()
     """Modules of each layer that its CUDA graph holds; none of them means the whole layer."""
+    lora_rank: int = 0
+    """Rank of the adapters, which are then all that is trained (LoRA, Hu et al., arXiv 2106.09685); 0 trains all
+    weights."""
+    lora_target_modules: tuple[LoraModule, ...] = ()
+    """GEMMs of each layer that have an adapter; none of them means all."""
+    base_weights_dtype: BaseWeightsDtype = "bf16"
+    """Number format of the frozen GEMM weights of layers beside adapters (QLoRA, Dettmers et al., arXiv 2305.14314)."""
+    optimizer: Optimizer = "adam"
+    """Optimizer that updates the weights."""
+    optimizer_offload_fraction: float = 0.0
+    """Share of the optimizer state that is stored in CPU memory, where the CPU updates its weights (Megatron-LM's
+    `--optimizer-offload-fraction`, ZeRO-Offload, arXiv 2101.06840)."""
+    offload_params: bool = False
+    """Whether the shards of weights with ZeRO stage 3 are stored in CPU memory (ZeRO-Infinity, arXiv 2104.07857; FSDP's
+    `CPUOffloadPolicy`)."""
+    packed_length: int | None = None
+    """Tokens of each of the documents that are packed into a sequence and do not attend to each other. Of documents
+    that differ, the mean weighted by tokens, Σ l² / Σ l; None means one document."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -180,6 +206,13 @@ class ParallelismConfig:
         self._check_cuda_graphs()
         self._check_exchange()
         self._check_offloading()
+        # The defaults break none of these rules, and their messages take longer than the rest of the checks.
+        if self.lora_rank or self.lora_target_modules or self.base_weights_dtype != "bf16":
+            self._check_adapters()
+        if self.optimizer != "adam" or self.optimizer_offload_fraction or self.offload_params:
+            self._check_optimizer()
+        if self.packed_length is not None:
+            self._check_packed()
         if self.main_params_dtype in {"bf16", "none"} and self.precision == "fp16":
             raise ArgumentError(
                 f"main_params_dtype is {self.main_params_dtype}, but precision is fp16: only bf16 trains without a copy"
@@ -365,6 +398,52 @@ class ParallelismConfig:
             if has:
                 raise ArgumentError(f"offload_modules is {named}, but this excludes {what}", hint, code="conflict")
 
+    def _check_adapters(self) -> None:
+        named = ", ".join(self.lora_target_modules)
+        for has, what, hint in (
+            (named and not self.lora_rank, f"lora_target_modules is {named}, but lora_rank is 0", "use lora_rank=16"),
+            (len(set(self.lora_target_modules)) < len(self.lora_target_modules),
+             f"lora_target_modules is {named}, but each module may be listed once", "remove the second"),
+            (self.base_weights_dtype != "bf16" and not self.lora_rank,
+             f"base_weights_dtype is {self.base_weights_dtype}, but only frozen weights can be stored in 4 bits",
+             "use lora_rank=16"),
+            (self.base_weights_dtype != "bf16" and self.precision in {"fp8", "fp4"},
+             (f"base_weights_dtype is {self.base_weights_dtype}, but its kernels compute in 16 bits, not in"
+             f" {self.precision}"), "use precision='bf16'"),
+            (self.lora_rank and self.splits_backward,
+             (f"lora_rank is {self.lora_rank}, but without gradients of weights nothing fills the bubble of"
+             f" {self.pp_schedule}"), "use pp_schedule='1f1b'"),
+        ):  # fmt: skip
+            if has:
+                raise ArgumentError(what, hint, code="conflict")
+
+    def _check_optimizer(self) -> None:
+        name, fraction = self.optimizer, self.optimizer_offload_fraction
+        number("optimizer_offload_fraction", fraction, maximum=1.0, hint="give a share, from 0 to 1")
+        moments = f"exp_avg_dtype {self.exp_avg_dtype} and exp_avg_sq_dtype {self.exp_avg_sq_dtype}"
+        for has, what, hint in (
+            (name != "adam" and (self.exp_avg_dtype, self.exp_avg_sq_dtype) != ("fp32", "fp32"),
+             f"optimizer is {name}, but {moments} are formats of adam", "use optimizer='adam', or leave them out"),
+            (fraction and name not in {"adam", "sgd"},
+             f"optimizer_offload_fraction is {fraction:g}, but the CPU updates weights with adam or sgd, not {name}",
+             "use optimizer='adam'"),
+            (self.offload_params and fraction < 1,
+             (f"offload_params is on, but optimizer_offload_fraction is {fraction:g}: weights in CPU memory are updated"
+             " there"), "use optimizer_offload_fraction=1"),
+        ):  # fmt: skip
+            if has:
+                raise ArgumentError(what, hint, code="conflict")
+
+    def _check_packed(self) -> None:
+        check_int("packed_length", self.packed_length)
+        if not self.flash_attention:
+            raise ArgumentError(
+                f"packed_length is {self.packed_length}, but unfused attention computes the scores between documents,"
+                " too",
+                "use flash_attention=True, or leave packed_length out",
+                code="conflict",
+            )
+
     def _check_split(self) -> None:
         schedule = self.pp_schedule
         if self.micro_batch_group_size is not None:
@@ -399,6 +478,22 @@ class ParallelismConfig:
     def has_narrow_state(self) -> bool:
         """Whether a moment, or the weights that the optimizer updates, are in fewer than 32 bits."""
         return (self.exp_avg_dtype, self.exp_avg_sq_dtype, self.main_params_dtype) != ("fp32", "fp32", "fp32")
+
+    @property
+    def lora_targets(self) -> tuple[LoraModule, ...]:
+        """GEMMs of each layer that have an adapter.
+
+        >>> ParallelismConfig(lora_rank=8).lora_targets
+        ('linear_qkv', 'linear_proj', 'linear_fc1', 'linear_fc2')
+        """
+        if not self.lora_rank:
+            return ()
+        return self.lora_target_modules or get_args(LoraModule)
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether pages move the optimizer state between CPU memory and the GPU."""
+        return self.optimizer.startswith("paged_")
 
     def stage_counts(self, model: Transformer) -> tuple[int, ...] | None:
         """Return the number of layers of each stage, without multi-token prediction; None if they do not divide."""
@@ -556,7 +651,22 @@ class ParallelismConfig:
         if self.cuda_graph_impl != "none":
             modules = f" ({', '.join(self.cuda_graph_modules)})" if self.cuda_graph_modules else ""
             parts.append(f"CUDA graphs {self.cuda_graph_impl}{modules}")
+        parts += self._named_training()
         return ", ".join([*parts, f"micro-batch {self.micro_batch_size}"])
+
+    def _named_training(self) -> list[str]:
+        """Return the parts of `named` on adapters, the optimizer and packed documents."""
+        parts = []
+        if self.lora_rank:
+            modules = f" ({', '.join(self.lora_target_modules)})" if self.lora_target_modules else ""
+            base = "" if self.base_weights_dtype == "bf16" else f", base weights {self.base_weights_dtype}"
+            parts.append(f"LoRA rank {self.lora_rank}{modules}{base}")
+        parts += [self.optimizer] if self.optimizer != "adam" else []
+        if fraction := self.optimizer_offload_fraction:
+            share = "" if fraction == 1 else f"{100 * fraction:g} % of "
+            parts.append(f"{share}optimizer{' and weights' if self.offload_params else ''} on the CPU")
+        parts += [] if self.packed_length is None else [f"documents of {self.packed_length} tokens"]
+        return parts
 
     def named_pipeline(self) -> str:
         """Return the part of `named` that describes the pipeline.
@@ -733,6 +843,12 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
                     f"leave {module} out",
                 )
     _check_graphed_modules(model, config)
+    if config.packed_length is not None and config.packed_length > seq_length:
+        raise ArgumentError(
+            f"packed_length is {config.packed_length}, but a sequence has {seq_length} tokens",
+            "leave packed_length out, or use longer sequences",
+            code="too_large",
+        )
     # Each GPU of a context-parallel group has a chunk from the front of the sequence and one from its end, because
     # causal attention gives later tokens more work.
     parts = 2 * config.cp if config.cp > 1 else 1
@@ -838,6 +954,23 @@ def _pipelines(layers: int, vpp: int, *, laid_out: bool) -> list[int]:
 def _contexts(seq_length: int, tp: int) -> list[int]:
     """Return the degrees of context parallelism up to 1,024 that split a sequence into equal chunks."""
     return [d for d in range(1, min(seq_length, 1024) + 1) if seq_length % (2 * d) == 0 and seq_length // d % tp == 0]
+
+
+def check_offload(config: ParallelismConfig) -> None:
+    """Raise ArgumentError if weights are in CPU memory, but are no shards that each pass gathers.
+
+    >>> check_offload(ParallelismConfig(zero_stage=1, offload_params=True, optimizer_offload_fraction=1.0))
+    Traceback (most recent call last):
+    hpgo.errors.ArgumentError: offload_params is on, but it needs ZeRO stage 3 without a pipeline, not stage 1 with pp 1
+    """
+    # Searches make configurations of all stages from one with the settings, so `ParallelismConfig` can't check this.
+    if config.offload_params and (config.zero_stage < MAX_ZERO or config.pp > 1):
+        raise ArgumentError(
+            f"offload_params is on, but it needs ZeRO stage 3 without a pipeline, not stage {config.zero_stage} with pp"
+            f" {config.pp}",
+            "use zero_stage=3, or leave offload_params out",
+            code="conflict",
+        )
 
 
 def check_batch(config: ParallelismConfig, global_batch_size: int) -> None:

@@ -362,7 +362,8 @@ class _Question:
     def _fewer(self, below_s: float) -> Cluster | None:
         """Return the smaller part of the cluster with the fastest configuration, if that is faster than `below_s`."""
         context, chosen = self.context, None
-        needed_s = model_flop(context.model, context.seq_length, self.global_batch_size)
+        config = replace(context.config, **self.space.settings)
+        needed_s = model_flop(context.model, context.seq_length, self.global_batch_size, config)
         needed_s /= context.gpus.peak_flop_per_s
         for nodes, count in smaller_parts(self.cluster, context.model, self.global_batch_size):
             # No GPU is faster than its peak, and none holds more than its share of the state. Parts come in falling

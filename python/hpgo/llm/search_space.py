@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from hpgo.base.checks import check_int, check_list
+from hpgo.base.checks import check_int, check_list, number
 from hpgo.base.divisors import divisors
 from hpgo.base.messages import did_you_mean, join_words, safe_repr, shorten
 from hpgo.errors import ArgumentError
 from hpgo.llm.parallelism import (
     MAX_ZERO,
+    BaseWeightsDtype,
     CudaGraphImpl,
     CudaGraphModule,
     DegreeError,
+    LoraModule,
     MainParamsDtype,
     OffloadedModule,
+    Optimizer,
     ParallelismConfig,
     RecomputedModule,
     StateDtype,
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from hpgo.llm.parallelism import Precision
     from hpgo.model.transformer import Transformer
 
-Value = int | str | bool | tuple[str, ...]
+Value = int | float | str | bool | tuple[str, ...]
 _ALONE: dict[str, Value] = {
     "tp": 1, "cp": 1, "ep": 1, "pp": 1, "vpp": 1, "pp_schedule": "1f1b", "dp": 1, "zero_stage": 0, "recompute": "none",
 }  # fmt: skip
@@ -46,6 +49,8 @@ _SETTINGS: dict[str, Value | None] = {
     "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32", "main_params_dtype": "fp32",
     "etp": 1, "moe_token_dispatcher": None, "overlap_ep_comm": False, "delay_wgrad_compute": False,
     "micro_batch_group_size": None, "offload_modules": (),
+    "lora_rank": 0, "lora_target_modules": (), "base_weights_dtype": "bf16", "optimizer": "adam",
+    "optimizer_offload_fraction": 0.0, "offload_params": False, "packed_length": None,
 }  # fmt: skip
 """Further arguments of `hpgo.estimate_llm` that may be fixed for all configurations, with their defaults. The search
 does not vary them."""
@@ -60,12 +65,15 @@ _WORDS = {
     "exp_avg_sq_dtype": get_args(StateDtype),
     "main_params_dtype": get_args(MainParamsDtype),
     "moe_token_dispatcher": get_args(TokenDispatcher),
+    "base_weights_dtype": get_args(BaseWeightsDtype),
+    "optimizer": get_args(Optimizer),
 }
 _LISTS = {
     "recompute_modules": get_args(RecomputedModule), "cuda_graph_modules": get_args(CudaGraphModule),
-    "offload_modules": get_args(OffloadedModule),
+    "offload_modules": get_args(OffloadedModule), "lora_target_modules": get_args(LoraModule),
 }  # fmt: skip
-_NUMBERS = {"etp", "micro_batch_group_size"}
+_NUMBERS = {"etp": 1, "micro_batch_group_size": 1, "lora_rank": 0, "packed_length": 1}
+"""Settings that are whole numbers, with the least of them."""
 _FLAGS = {"yes": True, "true": True, "no": False, "false": False}
 
 
@@ -149,9 +157,9 @@ class SearchSpace:
         ... "zero_stage=0"]).said
         ' with tp 4 and micro-batch-size 1, without cp and zero-stage 0'
         """
-        fixed = [f"{_shown(name)} {_text(value)}" for name, value in self.fixed.items()]
+        fixed = [f"{_shown(name)} {shown(value)}" for name, value in self.fixed.items()]
         left = [
-            _shown(name) + ("" if values is None else f" {' and '.join(sorted(map(_text, values)))}")
+            _shown(name) + ("" if values is None else f" {' and '.join(sorted(map(shown, values)))}")
             for name, values in self.excluded.items()
         ]
         parts = [f"{word} {join_words(names)}" for word, names in (("with", fixed), ("without", left)) if names]
@@ -190,7 +198,9 @@ class SearchSpace:
             tp=degree["tp"], sequence_parallel=degree["tp"] > 1, cp=degree["cp"], ep=degree["ep"],
             pp=piped, vpp=degree["vpp"], precision=precision,
             recompute=again,
-            pp_schedule=passes, zero_stage=self.degree("zero_stage", 1),
+            pp_schedule=passes,
+            zero_stage=self.degree("zero_stage", MAX_ZERO if self.settings.get("offload_params") else 1),
+            micro_batch_size=self.degree(_SIZE),
             **{name: value for name, value in self.settings.items() if name != "recompute"},
         )  # fmt: skip
         if given.get("recompute") == "selective" and not rules.recompute_modules:
@@ -277,9 +287,16 @@ def _around(count: int, each: int) -> list[int]:
     return [at * each for at in (count // each, count // each + 1) if at]
 
 
-def _text(value: Value) -> str:
+def shown(value: Value) -> str:
+    """Return a value as `--fix` reads it.
+
+    >>> shown(True), shown(("mlp", "moe")), shown(0.5)
+    ('yes', 'mlp+moe', '0.5')
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
     return "+".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
@@ -307,6 +324,8 @@ def _value(name: str, value: object) -> Value:
         return value
     if known := _LISTS.get(name):
         return _listed(name, value, known)
+    if name == "optimizer_offload_fraction":
+        return number(name, _read_float(value), maximum=1.0, hint="give a share, from 0 to 1")
     if name in _SETTINGS and name not in _NUMBERS:
         flag = _FLAGS.get(value, value) if isinstance(value, str) else value
         if not isinstance(flag, bool):
@@ -315,7 +334,17 @@ def _value(name: str, value: object) -> Value:
     # Ten digits are no degree, and int() refuses thousands of digits with an error that names neither.
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 10:
         value = int(value)
-    return check_int(name, value, minimum=0, maximum=MAX_ZERO) if name == "zero_stage" else check_int(name, value)
+    if name == "zero_stage":
+        return check_int(name, value, minimum=0, maximum=MAX_ZERO)
+    return check_int(name, value, minimum=_NUMBERS.get(name, 1))
+
+
+def _read_float(value: object) -> object:
+    """Return the number that a text stands for, or the value as it is."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _listed(name: str, value: object, known: tuple[str, ...]) -> tuple[str, ...]:

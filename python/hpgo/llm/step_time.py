@@ -28,27 +28,28 @@ from hpgo.llm.layer_time import (
     layer_passes,
     layer_times,
 )
-from hpgo.llm.memory import SAVED, PipelineRankLayers, expert_parameters, parameters, sharded_parameters
-from hpgo.llm.optimizer_state import saved_traffic_bytes
+from hpgo.llm.memory import SAVED, PipelineRankLayers, trained_expert_parameters, trained_parameters
+from hpgo.llm.optimizer_time import cpu_step_s, gpu_step_s
 
 if TYPE_CHECKING:
     from hpgo.llm.experts import PassTime
     from hpgo.llm.layer_context import LayerContext
     from hpgo.model.transformer import Kind, Transformer
 
+CPU_STEP = "cpu_optimizer"
 LABELS = {key: term.label for key, term in {**LAYER, **HEAD, **EMBEDDING}.items()} | {
     LAUNCH: "kernel launch overhead",
     _OFFLOAD: "activation offloading",
     "grad_reduce": "DP gradient reduction",
     "optimizer_step": "optimizer step",
+    CPU_STEP: "optimizer on the CPU",
     "bubble": "pipeline bubble",
 }
 """Labels in reports, by the key of each term of a step."""
-COMMUNICATION = frozenset(("ep_all_to_all", "tp_comm", "cp_comm", "param_all_gather", _OFFLOAD, "grad_reduce"))
+COMMUNICATION = frozenset(
+    ("ep_all_to_all", "tp_comm", "cp_comm", "param_all_gather", _OFFLOAD, "grad_reduce", CPU_STEP)
+)
 """Keys of the terms in which a GPU waits for bytes of its group or of the CPU. All others but the bubble compute."""
-_UNFUSED_BYTES = 48
-"""Additional bytes of memory traffic per parameter without fused Adam: for two moments, three times each, the root and
-the quotient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,9 @@ class LlmStage:
     grad_reduce_s: float
     """Exposed gradient reduction and parameter all-gather after the stage's last backward pass."""
     optimizer_s: float
+    """Optimizer step, with the time on the CPU."""
+    cpu_optimizer_s: float = 0.0
+    """Part of `optimizer_s` in which the GPU waits for transfers of the optimizer's state, or for the CPU."""
 
 
 def transfer(context: LayerContext, *, dp: int) -> tuple[float, float]:
@@ -281,12 +285,10 @@ class PipelineStages:
 
     def _seconds(self, at: int) -> tuple[float, ...]:
         """Return the times of an `LlmStage`, in the order of its fields."""
-        context, config, passes = self.context, self.context.config, StagePasses.from_layers(self.parts_of(at))
+        context, passes = self.context, StagePasses.from_layers(self.parts_of(at))
         held = self.rank_layers(at, 0)
-        mine = (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held)
-        each = context.constants.optimizer_bytes - saved_traffic_bytes(config)
-        each += 0.0 if config.fused_adam else _UNFUSED_BYTES
-        return *passes, self._sync_s(at, held, passes), context.moved_s(each * mine)
+        cpu_s = cpu_step_s(context, held, passes, self.micro_batches)
+        return *passes, self._sync_s(at, held, passes), gpu_step_s(context, held) + cpu_s, cpu_s
 
     def rank_layers(self, at: int, in_flight: int, waiting: int = 0) -> PipelineRankLayers:
         """Return a stage for the memory columns, with `in_flight` micro-batches in flight in each of its layers.
@@ -310,8 +312,8 @@ class PipelineStages:
         context, config = self.context, self.context.config
         left_s = 0.0
         if not config.gathers_weights:
-            alone = expert_parameters(context, held)
-            parts = [(context.shard_ring, context.group_ring, context.data_ring, parameters(context, held) - alone)]
+            alone, others = trained_expert_parameters(context, held), trained_parameters(context, held)
+            parts = [(context.shard_ring, context.group_ring, context.data_ring, others - alone)]
             if alone:
                 parts.append((context.expert_shard_ring, context.expert_group_ring, context.expert_ring, alone))
             each, reduced_s, gathered_s = context.gradient_bytes, 0.0, 0.0
@@ -337,7 +339,7 @@ class PipelineStages:
             left_s = reduced_s + gathered_s
         # Both copies of a tied embedding need the sum of their gradients. Nothing hides this all-reduce, because both
         # ranks have to finish first.
-        if context.holds_embedding_twice and at in self._copies:
+        if context.holds_embedding_twice and at in self._copies and not config.lora_rank:
             words = context.model.vocab * context.model.hidden / config.tp
             ring = context.gpus.ring(2, config.model_parallel_size * config.dp * (config.pp - 1))
             summed_s = context.all_reduce_s(ring, words * context.gradient_bytes)

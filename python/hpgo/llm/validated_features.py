@@ -55,6 +55,12 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
         ("activation offloading", config.cpu_offload_num_layers > 0),
         ("offloading of modules", bool(config.offload_modules)),
         ("CUDA graphs", config.cuda_graph_impl != "none"),
+        ("LoRA", config.lora_rank > 0),
+        (f"base weights {config.base_weights_dtype}", config.base_weights_dtype != "bf16"),
+        (f"optimizer {config.optimizer}", config.optimizer != "adam"),
+        ("optimizer on the CPU", config.optimizer_offload_fraction > 0),
+        ("weights on the CPU", config.offload_params),
+        ("packed documents", config.packed_length is not None),
     )
     return tuple(name for name, has in held if has)
 

@@ -35,6 +35,10 @@ UNCERTIFIED = (
     "The layers of this model have experts. Estimates of such models do not meet their accuracy goal yet, and they"
     " assume that tokens are spread evenly over experts. Measure a step before you rely on one."
 )
+UNEVEN = (
+    "All sequences are assumed to have documents of the same lengths. Where they differ, replicas wait for the one with"
+    " the longest documents."
+)
 _VARYING = ("activations", *LATER)
 """Memory columns that also depend on the position of a rank in the pipeline."""
 _SHORT = {"gradients": "grads", "framework_overhead": "overhead", "cuda_graph_buffers": "graphs"}
@@ -167,6 +171,8 @@ def _answer(estimate: LlmEstimate, width: int, stack: Stack | None) -> list[str]
     )
     rows = [("Step time", step), ("Throughput", throughput), ("Memory", memory)]
     rows += [("", note) for note in (*_close(estimate), *_cached(estimate))]
+    if cpu_bytes := max(stage.cpu_bytes for stage in estimate.stages):
+        rows.append(("CPU memory", f"{format_bytes(cpu_bytes)} per GPU, for the optimizer's state"))
     known = stack or stacks().get(estimate.stack)
     rows.append(("Stack", printable(estimate.stack) + (f": {printable(known.title)}" if known else "")))
     return [
@@ -180,6 +186,7 @@ def _caveats(estimate: LlmEstimate, width: int) -> list[str]:
     """Return the reasons to trust an estimate less than its error suggests."""
     found = [f"{unvalidated(estimate)}."] if estimate.unvalidated_features else []
     found += [UNCERTIFIED] if estimate.has_experts else []
+    found += [UNEVEN] if estimate.parallelism.packed_length is not None else []
     return [line for one in found for line in ["", *textwrap.wrap(one, width)]]
 
 

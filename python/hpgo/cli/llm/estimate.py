@@ -15,8 +15,8 @@ from hpgo.cli.llm.options import (
     COUNT,
     TrainingOptions,
     draw,
-    note_unmeasured,
     note_model,
+    note_unmeasured,
     read_platform,
     shell_words,
 )
@@ -24,10 +24,13 @@ from hpgo.cli.plan_options import as_options
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import LLM_ESTIMATE_OUT, STILL_ENDINGS, written
 from hpgo.llm.parallelism import (
+    BaseWeightsDtype,
     CudaGraphImpl,
     CudaGraphModule,
+    LoraModule,
     MainParamsDtype,
     OffloadedModule,
+    Optimizer,
     PipelineSchedule,
     Recompute,
     RecomputedModule,
@@ -44,17 +47,19 @@ if TYPE_CHECKING:
 
 _SECTIONS = {
     "Model and batch": "cluster global_batch_size seq_length precision",
-    "Parallelism and memory": "tp pp cp ep zero_stage recompute stack",
+    "Parallelism and memory": "tp pp cp ep zero_stage recompute",
     "Output": "outputs as_json",
 }
 _BRIEF = (
-    "micro_batch_size devices tokens_per_batch framework platform nic_gbit_s vpp pp_schedule dp_replicate"
+    "micro_batch_size devices tokens_per_batch framework stack platform nic_gbit_s vpp pp_schedule dp_replicate"
     " micro_batch_group_size first_rank_layers last_rank_layers pipeline_layout recompute_every recompute_num_layers"
     " recompute_modules etp moe_token_dispatcher overlap_ep_comm delay_wgrad_compute"
     " cpu_offload_num_layers offload_modules dtensor tp_comm_overlap no_overlap_dp_comm no_sequence_parallel"
     " no_flash_attention"
     " no_fused_elementwise no_fused_adam no_fused_cross_entropy flatten_gradients grad_reduce_in_bf16"
     " adam_moments_in_bf16 exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl cuda_graph_modules"
+    " lora_rank lora_target_modules base_weights_dtype optimizer optimizer_offload_fraction offload_params"
+    " packed_length"
 )
 """Options that `--help` lists by name only, so that it fits on one screen. `hpgo help llm estimate` explains them."""
 _CONFIGURATION = (
@@ -62,7 +67,8 @@ _CONFIGURATION = (
     " etp moe_token_dispatcher overlap_ep_comm delay_wgrad_compute micro_batch_group_size"
     " micro_batch_size recompute recompute_num_layers recompute_every"
     " cpu_offload_num_layers precision flatten_gradients dtensor grad_reduce_in_bf16 adam_moments_in_bf16"
-    " exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl tp_comm_overlap"
+    " exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl tp_comm_overlap lora_rank base_weights_dtype"
+    " optimizer optimizer_offload_fraction offload_params packed_length"
 )
 """Options that `hpgo.estimate_llm` takes under the same name and with the same value."""
 
@@ -177,6 +183,48 @@ class EstimateOptions(TrainingOptions):
         metavar="NAME[,…]",
         help=f"Parts of a layer in its CUDA graph: {', '.join(get_args(CudaGraphModule))}.  [all]",
     )
+    lora_rank: int = option(
+        "--lora-rank",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Rank of adapters (LoRA), which are then all that is trained.  [0]",
+    )
+    lora_target_modules: str | None = option(
+        "--lora-target-modules",
+        metavar="NAME[,…]",
+        help=f"GEMMs of a layer with an adapter: {', '.join(get_args(LoraModule))}.  [all]",
+    )
+    base_weights_dtype: BaseWeightsDtype = option(
+        "--base-weights-dtype",
+        type=click.Choice(get_args(BaseWeightsDtype)),
+        default="bf16",
+        metavar="NAME",
+        help="Frozen weights of layers: bf16 for 16 bits, or nf4 (QLoRA).  [bf16]",
+    )
+    optimizer: Optimizer = option(
+        "--optimizer",
+        type=click.Choice(get_args(Optimizer)),
+        default="adam",
+        metavar="NAME",
+        help=f"{join_words(get_args(Optimizer), 'or')}.  [adam]",
+    )
+    optimizer_offload_fraction: float = option(
+        "--optimizer-offload-fraction",
+        type=click.FloatRange(0, 1),
+        default=0.0,
+        metavar="SHARE",
+        help="Share of the optimizer state in CPU memory, where the CPU updates its weights.  [0]",
+    )
+    offload_params: bool = option(
+        "--offload-params", is_flag=True, help="Store the shards of weights of ZeRO stage 3 in CPU memory, too."
+    )
+    packed_length: int | None = option(
+        "--packed-length",
+        type=COUNT,
+        metavar="N",
+        help="Tokens of each document, if sequences are packed with documents that do not attend to each other.",
+    )
     tp_comm_overlap: bool | None = option(
         "--tp-comm-overlap/--no-tp-comm-overlap",
         default=None,
@@ -241,7 +289,6 @@ def command(options: EstimateOptions) -> None:
 
     \b
     Examples:
-      hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2
       hpgo llm estimate mixtral-8x7b -c h100:4 -b 128 --seq-length 4096 --ep 8
     """
     from hpgo.hardware.cluster import Cluster
@@ -316,6 +363,7 @@ def _configuration(options: EstimateOptions) -> dict[str, Any]:
         "recompute_modules": options.recompute_modules.split(",") if options.recompute_modules else (),
         "cuda_graph_modules": options.cuda_graph_modules.split(",") if options.cuda_graph_modules else (),
         "offload_modules": options.offload_modules.split(",") if options.offload_modules else (),
+        "lora_target_modules": options.lora_target_modules.split(",") if options.lora_target_modules else (),
         "sequence_parallel": False if options.no_sequence_parallel else None,
         "flash_attention": not options.no_flash_attention,
         "fused_elementwise": not options.no_fused_elementwise,
