@@ -11,6 +11,7 @@ from test_export import assigned, main
 import hpgo
 from hpgo import export
 from hpgo.errors import ArgumentError, InfeasibleError
+from hpgo.jobs.folder import files as job_files
 from hpgo.llm.adapters import NF4_BYTES
 from hpgo.llm.comparison import changed, differences, read_changes
 from hpgo.llm.measured_steps import read_steps
@@ -438,3 +439,21 @@ def test_steps_of_a_table_have_these_settings(tmp_path: Path) -> None:
     one, other = (step.predicted.parallelism for step in read_steps(table))
     assert (one.lora_rank, one.lora_target_modules, one.base_weights_dtype) == (8, ("linear_qkv",), "nf4")
     assert (one.packed_length, other.optimizer, other.optimizer_offload_fraction) == (512, "sgd", 0.5)
+
+
+def test_job_folders_have_the_settings_or_refuse_them() -> None:
+    def files(framework: Any, **asked: Any) -> dict[str, str]:
+        plan = hpgo.LlmPlan.of(estimate(**asked), "llama-3-8b", H100, framework=framework)
+        assert export.files(plan, framework)
+        return job_files(plan)
+
+    assert "torch_adam" not in files("deepspeed", zero_stage=2, optimizer_offload_fraction=1.0)["train.py"]
+    assert "torch_adam" in files("deepspeed", zero_stage=2)["train.py"]
+    assert "LoRAConverter" in files("torchtitan", zero_stage=3, dtensor=True, lora_rank=8)["planned.py"]
+    for framework, asked in (
+        ("deepspeed", {"lora_rank": 8}), ("deepspeed", {"optimizer": "paged_adam8bit"}),
+        ("deepspeed", {"packed_length": 512}), ("megatron", {"packed_length": 512, "zero_stage": 1, "tp": 2}),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match="but job folders for") as caught:
+            files(framework, **{"zero_stage": 2} | asked)
+        assert f"--to {framework}" in caught.value.hint

@@ -32,6 +32,10 @@ _ADAM: dict[str, Any] = {
     "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "torch_adam": True},
 }
 """PyTorch's AdamW. DeepSpeed's own compiles a kernel at the start, for which each node needs the CUDA toolkit."""
+_ON_CPU: dict[str, Any] = {
+    **_ADAM, "params": {name: value for name, value in _ADAM["params"].items() if name != "torch_adam"},
+}  # fmt: skip
+"""DeepSpeed's AdamW for the CPU. PyTorch's would take several times as long there."""
 _SGD: dict[str, Any] = {"type": "SGD", "params": {"lr": 1e-2}}
 _DATA = """\
 # Data, checkpoints and steps. Change them here; env.sh sets the variables. train.py has the learning rate.
@@ -97,7 +101,7 @@ def _of_model(plan: LlmPlan) -> tuple[list[JobFile], list[Placeholder]]:
         texts.TRAIN,
         {
             "IMPORTS": texts.PIPED_IMPORTS if piped else texts.MODEL_IMPORTS,
-            "OPTIMIZER": in_python(_ADAM),
+            "OPTIMIZER": in_python(_ON_CPU if config.optimizer_offload_fraction else _ADAM),
             "CONSTANTS": f"SEQ_LENGTH = {plan.estimate.seq_length}\nDTYPE = {dtype}\n{texts.CHUNK}",
             "DATA": "data set with a column named text: a folder, or a name on the hub",
             "OPTIONS": '    parser.add_argument("--tokenizer", help="folder of a tokenizer, or a name on the hub")\n',

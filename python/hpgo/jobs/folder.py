@@ -67,6 +67,8 @@ def files(
     job = job_of(plan, parts.title)
     if isinstance(plan, Plan):
         _check_places(plan, target)
+    else:
+        _check_scripts(plan, target)
     small_plan = reduced(plan) if isinstance(plan, LlmPlan) else None
     small_parts = None if small_plan is None else parts_of(small_plan, target)
     small = None if small_plan is None else job_of(small_plan, parts.title)
@@ -89,6 +91,24 @@ def files(
         "requirements.txt": "".join(f"{line}\n" for line in parts.requirements),
         **{name: text for name, text, _ in start.files},
     }
+
+
+def _check_scripts(plan: LlmPlan, target: Target) -> None:
+    """Raise ArgumentError if the script or the data of a job folder do not have a setting of the plan."""
+    config = plan.estimate.parallelism
+    scripted = target.name == "deepspeed"
+    for name, has in (
+        ("lora_rank", scripted and config.lora_rank > 0),
+        ("optimizer", scripted and config.optimizer != "adam"),
+        ("packed_length", (scripted or target.name == "megatron") and config.packed_length is not None),
+    ):
+        if has:
+            runs = "train all weights with AdamW on whole sequences" if scripted else "train on whole sequences"
+            raise ArgumentError(
+                f"{name} is {getattr(config, name)}, but job folders for {target.title} {runs}",
+                f"export the plan for a script of yours: `hpgo export {JOB_PLAN} --to {target.name}`",
+                code="unsupported",
+            )
 
 
 def _framework_of(plan: LlmPlan | Plan) -> TargetName:

@@ -288,8 +288,8 @@ def command(options: EstimateOptions) -> None:
     """Estimate the step time and memory of one configuration.
 
     \b
-    Examples:
-      hpgo llm estimate mixtral-8x7b -c h100:4 -b 128 --seq-length 4096 --ep 8
+    Example:
+      hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2
     """
     from hpgo.hardware.cluster import Cluster
     from hpgo.hardware.rates import REPORTED_BYTES, key_of
