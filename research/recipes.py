@@ -79,7 +79,7 @@ def table(predictions: Sequence[Prediction]) -> str:
         (
             f"[{each.row['id']}]({each.row['address']})", each.row["name"],
             f"{each.row['gpus']} {family(each.row['cluster']['preset'].partition(':')[0])}",
-            f"{each.one.parallelism.named().replace('|', chr(92) + '|')}, {each.one.parallelism.precision}",
+            f"{each.one.parallelism.named()}, {each.one.parallelism.precision}",
             f"{each.one.step_s:.4g} s",
             *(
                 ("–", "–", "–")
