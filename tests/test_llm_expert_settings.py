@@ -12,7 +12,7 @@ import hpgo
 from hpgo.errors import ArgumentError
 from hpgo.hardware.rates import RATES
 from hpgo.llm.canonical import canonical
-from hpgo.llm.comparison import changed, read_changes
+from hpgo.llm.comparison import changed, neighbours, read_changes
 from hpgo.llm.estimate import in_flight, schedule_of
 from hpgo.llm.experts import NOTHING, PassTime, overlapped_exchange
 from hpgo.llm.parallelism import OffloadedModule, ParallelismConfig, TokenDispatcher
@@ -406,6 +406,12 @@ def test_no_configuration_with_a_setting_is_faster_than_the_search_finds(fix: di
         tried += 1
         assert not one.fits or one.step_s >= found.fastest.step_s * (1 - 1e-9)
     assert tried > 5
+
+
+def test_explanations_try_the_hidden_exchange_beside_a_plan() -> None:
+    config = estimate(ep=8).parallelism
+    assert {"overlap_ep_comm": True} in [*neighbours(config)]
+    assert not any("overlap_ep_comm" in each for each in neighbours(ParallelismConfig(dp=8)))
 
 
 def test_changes_of_settings_adjust_what_depends_on_them() -> None:

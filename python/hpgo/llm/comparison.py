@@ -264,7 +264,7 @@ def _is_independent(field: str, config: ParallelismConfig, other: ParallelismCon
 
 
 def neighbours(config: ParallelismConfig) -> Iterator[dict[str, object]]:
-    """Yield changes to the neighbors of a configuration: degrees halved and doubled, ZeRO, recomputation.
+    """Yield changes to the neighbors of a configuration: degrees halved and doubled, ZeRO, recomputation, EP overlap.
 
     Many of them are invalid for a model or a cluster. The caller tries each and drops those that are refused.
     """
@@ -276,3 +276,5 @@ def neighbours(config: ParallelismConfig) -> Iterator[dict[str, object]]:
     if config.dp_cp_size > 1:
         yield {"zero_stage": 1 - config.zero_stage if config.zero_stage < 2 else config.zero_stage - 1}
     yield {"recompute": "full" if config.recompute == "none" else "none"}
+    if config.ep > 1:
+        yield {"overlap_ep_comm": not config.overlap_ep_comm}
