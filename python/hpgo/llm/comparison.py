@@ -248,6 +248,8 @@ _NONE = {
     "last_rank_layers": "even last rank",
     "pipeline_layout": "no layout",
     "tp_comm_overlap": "TP overlap of the stack",
+    "moe_token_dispatcher": "default dispatcher",
+    "micro_batch_group_size": "groups of pp micro-batches",
     "recompute_num_layers": "recompute all layers",
     "recompute_every": "recompute every layer",
 }

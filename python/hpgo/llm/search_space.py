@@ -149,9 +149,9 @@ class SearchSpace:
         ... "zero_stage=0"]).said
         ' with tp 4 and micro-batch-size 1, without cp and zero-stage 0'
         """
-        fixed = [f"{_shown(name)} {_text(value)}" for name, value in self.fixed.items()]
+        fixed = [f"{_shown(name)} {value_text(value)}" for name, value in self.fixed.items()]
         left = [
-            _shown(name) + ("" if values is None else f" {' and '.join(sorted(map(_text, values)))}")
+            _shown(name) + ("" if values is None else f" {' and '.join(sorted(map(value_text, values)))}")
             for name, values in self.excluded.items()
         ]
         parts = [f"{word} {join_words(names)}" for word, names in (("with", fixed), ("without", left)) if names]
@@ -277,7 +277,12 @@ def _around(count: int, each: int) -> list[int]:
     return [at * each for at in (count // each, count // each + 1) if at]
 
 
-def _text(value: Value) -> str:
+def value_text(value: object) -> str:
+    """Return a value as `fix` and `--compare-with` read it.
+
+    >>> value_text(True), value_text(("mlp", "layernorm")), value_text(8)
+    ('yes', 'mlp+layernorm', '8')
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "+".join(value) or "none" if isinstance(value, tuple) else str(value)
