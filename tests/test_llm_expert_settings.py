@@ -12,11 +12,12 @@ import hpgo
 from hpgo.errors import ArgumentError
 from hpgo.hardware.rates import RATES
 from hpgo.llm.canonical import canonical
-from hpgo.llm.comparison import changed, read_changes
+from hpgo.llm.comparison import changed, differences, neighbours, read_changes
 from hpgo.llm.estimate import in_flight, schedule_of
 from hpgo.llm.experts import NOTHING, PassTime, overlapped_exchange
 from hpgo.llm.parallelism import OffloadedModule, ParallelismConfig, TokenDispatcher
 from hpgo.llm.run_logs import read_log
+from hpgo.llm.search_space import shown
 from hpgo.model.transformer_presets import TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -406,6 +407,21 @@ def test_no_configuration_with_a_setting_is_faster_than_the_search_finds(fix: di
         tried += 1
         assert not one.fits or one.step_s >= found.fastest.step_s * (1 - 1e-9)
     assert tried > 5
+
+
+def test_explanations_try_the_hidden_exchange_beside_a_plan() -> None:
+    config = estimate(ep=8).parallelism
+    assert {"overlap_ep_comm": True} in [*neighbours(config)]
+    assert not any("overlap_ep_comm" in each for each in neighbours(ParallelismConfig(dp=8)))
+    # The command that the report suggests is one that it reads.
+    assert read_changes(f"overlap_ep_comm={shown(True)}") == {"overlap_ep_comm": True}
+
+
+def test_differences_name_settings_that_are_left_out() -> None:
+    config = ParallelismConfig(pp=2, vpp=2, dp=8, ep=8, moe_token_dispatcher="deepep", micro_batch_group_size=4)
+    plain = ParallelismConfig(pp=2, vpp=2, dp=8, ep=8)
+    assert differences(config, plain) == "default dispatcher, groups of pp micro-batches"
+    assert differences(plain, config) == "moe_token_dispatcher deepep, micro_batch_group_size 4"
 
 
 def test_changes_of_settings_adjust_what_depends_on_them() -> None:

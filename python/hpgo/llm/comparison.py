@@ -261,6 +261,8 @@ _NONE = {
     "last_rank_layers": "even last rank",
     "pipeline_layout": "no layout",
     "tp_comm_overlap": "TP overlap of the stack",
+    "moe_token_dispatcher": "default dispatcher",
+    "micro_batch_group_size": "groups of pp micro-batches",
     "recompute_num_layers": "recompute all layers",
     "recompute_every": "recompute every layer",
     "packed_length": "whole sequences",
@@ -278,7 +280,7 @@ def _is_independent(field: str, config: ParallelismConfig, other: ParallelismCon
 
 
 def neighbours(config: ParallelismConfig) -> Iterator[dict[str, object]]:
-    """Yield changes to the neighbors of a configuration: degrees halved and doubled, ZeRO, recomputation.
+    """Yield changes to the neighbors of a configuration: degrees halved and doubled, ZeRO, recomputation, EP overlap.
 
     Many of them are invalid for a model or a cluster. The caller tries each and drops those that are refused.
     """
@@ -290,3 +292,5 @@ def neighbours(config: ParallelismConfig) -> Iterator[dict[str, object]]:
     if config.dp_cp_size > 1:
         yield {"zero_stage": 1 - config.zero_stage if config.zero_stage < 2 else config.zero_stage - 1}
     yield {"recompute": "full" if config.recompute == "none" else "none"}
+    if config.ep > 1:
+        yield {"overlap_ep_comm": not config.overlap_ep_comm}

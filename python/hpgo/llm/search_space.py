@@ -287,7 +287,7 @@ def _around(count: int, each: int) -> list[int]:
     return [at * each for at in (count // each, count // each + 1) if at]
 
 
-def shown(value: Value) -> str:
+def shown(value: object) -> str:
     """Return a value as `--fix` reads it.
 
     >>> shown(True), shown(("mlp", "moe")), shown(0.5)
