@@ -195,6 +195,18 @@ def test_what_megatron_prints_is_used_where_options_leave_it_open(tmp_path) -> N
     assert (config.overlap_dp_comm, config.grad_reduce_in_bf16) == (False, True)
 
 
+def test_megatron_prints_its_optimizer_and_where_it_runs(tmp_path) -> None:
+    path = tmp_path / "run.log"
+    moved = {"optimizer": "adam", "optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}
+    config = of_megatron(path, **moved).predicted.parallelism
+    assert (config.optimizer, config.optimizer_offload_fraction) == ("adam", 0.5)
+    idle = {"optimizer_cpu_offload": False, "optimizer_offload_fraction": 1.0}
+    assert of_megatron(path, **idle).predicted.parallelism.optimizer_offload_fraction == 0
+    muon = {"optimizer": "dist_muon", "use_distributed_optimizer": False}
+    config = of_megatron(path, **muon).predicted.parallelism
+    assert (config.optimizer, config.zero_stage) == ("muon", 1)
+
+
 def test_megatron_recomputes_core_attention_by_default_once_it_has_modules(tmp_path) -> None:
     path = tmp_path / "run.log"
     config = of_megatron(path, recompute_granularity="selective", recompute_modules=None).predicted.parallelism

@@ -31,7 +31,7 @@ def base_weight_bytes(config: ParallelismConfig) -> float:
     >>> [base_weight_bytes(ParallelismConfig(lora_rank=8, base_weights_dtype=kind)) for kind in ("bf16", "nf4")]
     [2, 0.515869140625]
     """
-    return VALUE if config.base_weights_dtype == "bf16" else NF4_BYTES
+    return {"bf16": VALUE, "fp8": 1, "nf4": NF4_BYTES}[config.base_weights_dtype]
 
 
 class _Adapted(NamedTuple):
@@ -124,4 +124,4 @@ def saved_by_adapters(context: LayerContext) -> float:
 
 def expanded_s(context: LayerContext, weights: float) -> float:
     """Return the seconds in which a pass expands `weights` from 4 bits to 16, to the memory that GEMMs read."""
-    return 0.0 if context.config.base_weights_dtype == "bf16" else context.moved_s((NF4_BYTES + VALUE) * weights)
+    return context.moved_s((NF4_BYTES + VALUE) * weights) if context.config.base_weights_dtype == "nf4" else 0.0

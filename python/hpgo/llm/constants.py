@@ -86,9 +86,11 @@ class Constants:
     """Fitted. Additional seconds in which the CPU launches the forward pass of a layer with experts."""
     optimizer_bytes: float = 30.0
     """Counted: bytes read and written per parameter by Adam with 32-bit state: 4 + 8 + 8 + 8 + 2."""
-    cpu_optimizer_bytes_per_s: float = 1.17e11
-    """Counted: bytes per second of memory traffic with which the CPUs of a host update weights. DeepSpeed's CPU Adam
-    takes 2.57 s for 10 billion parameters of 30 bytes on 2 Xeon 8168 (Ren et al., arXiv 2101.06840, table 4)."""
+    cpu_optimizer_bytes_per_s: float = 5e10
+    """Counted: bytes per second of memory traffic with which the CPUs of a host update weights. ZeRO-Offload lengthens
+    steps of 1.5 and 3.1 billion parameters, of 30 bytes each, by 1.13 and 2.0 s on 2 A100 with 2 EPYC 7742 (DeepSpeed,
+    blogs/zenflow-corebinding), less the transfers. The kernel of Adam alone moves 1.17e11 bytes per second on 2 Xeon
+    8168 (Ren et al., arXiv 2101.06840, table 4)."""
     accumulation_bytes: float = 10.0
     """Counted: bytes read and written to add a parameter's 16-bit gradient to a 32-bit sum: 2 + 4 + 4."""
     framework_overhead_bytes: float = 3e9

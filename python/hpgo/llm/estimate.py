@@ -14,7 +14,7 @@ from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster, cluster_of
 from hpgo.hardware.rates import same_card
-from hpgo.llm.adapters import NF4_BYTES
+from hpgo.llm.adapters import base_weight_bytes
 from hpgo.llm.canonical import canonical
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.device_record import DeviceRecord
@@ -346,8 +346,8 @@ def estimate_llm(
         lora_rank: rank of adapters (LoRA), which are then all that is trained; 0 trains all weights.
         lora_target_modules: GEMMs of each layer with an adapter: `linear_qkv`, `linear_proj`, `linear_fc1` or
             `linear_fc2`; none of them means all.
-        base_weights_dtype: number format of the frozen weights of layers: `bf16`, which stands for 16 bits, or `nf4`
-            (QLoRA).
+        base_weights_dtype: number format of the frozen weights of layers: `bf16`, which stands for 16 bits; `fp8`,
+            with `precision` `fp8`; or `nf4` (QLoRA).
         optimizer: `adam`, `adam8bit`, `paged_adam`, `paged_adam8bit`, `sgd` or `muon`. Pages of state leave the GPU.
         optimizer_offload_fraction: share of the optimizer state in CPU memory, where the CPU updates its weights.
         offload_params: whether the shards of weights with ZeRO stage 3 are in CPU memory, too.
@@ -825,7 +825,7 @@ def least_weight_bytes(model: Transformer, config: ParallelismConfig) -> float:
     """Return a lower bound on the bytes of the weights of all GPUs together."""
     if config.offload_params:
         return 0.0
-    return (VALUE if config.base_weights_dtype == "bf16" else NF4_BYTES) * model.parameters
+    return base_weight_bytes(config) * model.parameters
 
 
 def model_flop(

@@ -180,12 +180,13 @@ def updated_parameters(context: LayerContext, held: PipelineRankLayers) -> Amoun
 
 
 def _narrow_bytes(context: LayerContext, held: PipelineRankLayers) -> Amount:
-    """Return the bytes that base weights in 4 bits save on 16 bits, before ZeRO shards them.
-
-    Experts stay in 16 bits: bitsandbytes converts single matrices, and models join all experts of a layer.
-    """
+    """Return the bytes that base weights in 4 or 8 bits save on 16 bits, before ZeRO shards them."""
     each = VALUE - base_weight_bytes(context.config)
-    return each * (_of_layers(base_weights, context, held) - expert_parameters(context, held)) if each else 0.0
+    if not each:
+        return 0.0
+    # In 4 bits, experts stay in 16: bitsandbytes converts single matrices, and models join all experts of a layer.
+    kept = expert_parameters(context, held) if context.config.base_weights_dtype == "nf4" else 0.0
+    return each * (_of_layers(base_weights, context, held) - kept)
 
 
 def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:

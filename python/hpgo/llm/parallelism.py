@@ -45,8 +45,9 @@ its type `flex`."""
 LoraModule = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 """GEMM of a layer that may have an adapter, by its name in Megatron-Bridge: queries, keys and values; the output of
 attention; into the feed-forward network, and out of it."""
-BaseWeightsDtype = Literal["bf16", "nf4"]
-"""Number format of frozen weights: as the GEMMs read them, or 4 bits that each pass expands (QLoRA)."""
+BaseWeightsDtype = Literal["bf16", "fp8", "nf4"]
+"""Number format of frozen weights: 16 bits, 8 bits as GEMMs in FP8 read them, or 4 bits that each pass expands (QLoRA).
+"""
 Optimizer = Literal["adam", "adam8bit", "paged_adam", "paged_adam8bit", "sgd", "muon"]
 """Optimizer: Adam with 32-bit state or the formats of its own settings, with 8-bit state, with state in CPU memory that
 pages move to the GPU (`paged_`); SGD with momentum; or Muon for matrices of layers and Adam for all others."""
@@ -405,11 +406,14 @@ class ParallelismConfig:
             (len(set(self.lora_target_modules)) < len(self.lora_target_modules),
              f"lora_target_modules is {named}, but each module may be listed once", "remove the second"),
             (self.base_weights_dtype != "bf16" and not self.lora_rank,
-             f"base_weights_dtype is {self.base_weights_dtype}, but only frozen weights can be stored in 4 bits",
+             f"base_weights_dtype is {self.base_weights_dtype}, but only frozen weights need no other copy",
              "use lora_rank=16"),
-            (self.base_weights_dtype != "bf16" and self.precision in {"fp8", "fp4"},
-             (f"base_weights_dtype is {self.base_weights_dtype}, but its kernels compute in 16 bits, not in"
-             f" {self.precision}"), "use precision='bf16'"),
+            (self.base_weights_dtype == "nf4" and self.precision in {"fp8", "fp4"},
+             (f"base_weights_dtype is nf4, but its kernels compute in 16 bits, not in {self.precision}"),
+             "use precision='bf16'"),
+            (self.base_weights_dtype == "fp8" and self.precision != "fp8",
+             (f"base_weights_dtype is fp8, but precision is {self.precision}: only GEMMs in fp8 read such weights"),
+             "use precision='fp8'"),
             (self.lora_rank and self.splits_backward,
              (f"lora_rank is {self.lora_rank}, but without gradients of weights nothing fills the bubble of"
              f" {self.pp_schedule}"), "use pp_schedule='1f1b'"),

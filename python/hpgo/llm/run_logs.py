@@ -135,8 +135,11 @@ _OTHERS = (
     "recompute_granularity", "recompute_method", "recompute_modules", "use_distributed_optimizer", "use_megatron_fsdp",
     "data_parallel_sharding_strategy", "bf16", "fp16", "fp8", "fp4", "tp_comm_overlap", "expert_tensor_parallel_size",
     "moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "fine_grained_activation_offloading", "offload_modules",
+    "optimizer", "optimizer_cpu_offload", "optimizer_offload_fraction",
 )  # fmt: skip
 """Further arguments of Megatron-LM that are read. Others do not change an estimate, so two runs may differ in them."""
+_OPTIMIZERS = {"sgd", "muon", "dist_muon"}
+"""Names of optimizers other than Adam in Megatron-LM; `dist_` gives each replica a part of the matrices."""
 _READ = frozenset((*_COUNTS, *_SIZES, *_SWITCHES, *_OTHERS))
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO stage for each sharding strategy of Megatron-FSDP."""
@@ -368,6 +371,12 @@ def _arguments(settings: Mapping[str, str]) -> dict[str, Any]:
     found |= _of_experts(settings)
     if settings.get("fine_grained_activation_offloading") == "True":
         found["offload_modules"] = tuple(re.findall(r"\w+", settings.get("offload_modules", "")))
+    if (optimizer := settings.get("optimizer")) in _OPTIMIZERS:
+        found["optimizer"] = optimizer.removeprefix("dist_")
+        found |= {"zero_stage": 1} if optimizer.startswith("dist_") else {}
+    if settings.get("optimizer_cpu_offload") == "True":
+        # Megatron-LM's default is all of the state.
+        found["optimizer_offload_fraction"] = min(1.0, _number(settings.get("optimizer_offload_fraction", "")) or 1.0)
     narrow = next((name for name in ("fp4", "fp8") if settings.get(name, "None") not in {"None", "False"}), None)
     wide = next((name for name in ("bf16", "fp16") if settings.get(name) == "True"), None)
     found |= {"precision": precision} if (precision := narrow or wide) else {}

@@ -121,7 +121,10 @@ RECIPES: dict[str, tuple[str, ...]] = {
 """Further features of public recipes by device, whose published steps are in the range of their estimates
 (docs/recipes.md)."""
 RECIPES["H200"] = RECIPES["H100"]
-EVERYWHERE = frozenset(name for held in (*VALIDATED.values(), *RECIPES.values()) for name in held)
+BEYOND: dict[str, frozenset[str]] = {name: frozenset(("LoRA",)) for name in ("B200", "H100", "H200")}
+"""Features of published steps of other kinds of training, which no constant was fitted to: MLPerf Training 4.1,
+llama2_70b_lora (docs/cost-terms.md, *Adapters*)."""
+EVERYWHERE = frozenset(name for table in (VALIDATED, RECIPES, BEYOND) for held in table.values() for name in held)
 """Features that were validated on any device."""
 
 
@@ -147,5 +150,5 @@ def unvalidated_features(config: ParallelismConfig, device: str, besides: Collec
     [('schedule zb_v',), ('cp', 'schedule zb_v'), ('schedule zb_v',)]
     """
     chip = family(device)
-    known = (*VALIDATED[chip], *RECIPES.get(chip, ())) if chip in VALIDATED else EVERYWHERE
+    known = {*VALIDATED.get(chip, EVERYWHERE), *RECIPES.get(chip, ()), *BEYOND.get(chip, ())}
     return tuple(name for name in features_of(config) if name not in known and name not in besides)

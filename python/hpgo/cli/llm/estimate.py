@@ -200,7 +200,7 @@ class EstimateOptions(TrainingOptions):
         type=click.Choice(get_args(BaseWeightsDtype)),
         default="bf16",
         metavar="NAME",
-        help="Frozen weights of layers: bf16 for 16 bits, or nf4 (QLoRA).  [bf16]",
+        help="Frozen weights of layers: bf16 for 16 bits, fp8, or nf4 (QLoRA).  [bf16]",
     )
     optimizer: Optimizer = option(
         "--optimizer",
@@ -288,7 +288,7 @@ def command(options: EstimateOptions) -> None:
     """Estimate the step time and memory of one configuration.
 
     \b
-    Example:
+    Examples:
       hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2
     """
     from hpgo.hardware.cluster import Cluster
@@ -333,7 +333,8 @@ def command(options: EstimateOptions) -> None:
         say("warning", f"{SAVES_NOTHING}: leave core_attn and a plain `--recompute selective` out")
     # A configuration that does not fit is no error: its report shows which column of memory to reduce.
     if not found.fits:
-        say("warning", "it does not fit: raise a degree or --zero-stage, or recompute with --recompute full")
+        moved = "" if found.parallelism.optimizer_offload_fraction else ", or use --optimizer-offload-fraction 1"
+        say("warning", f"it does not fit: raise a degree or --zero-stage, recompute with --recompute full{moved}")
         device = cluster.nodes[0].device.name
         reported_bytes = REPORTED_BYTES.get(key_of(device) or "", 0.0)
         if found.fullest.peak_bytes <= reported_bytes:
