@@ -221,8 +221,8 @@ class FrameworkSupport(Record):
 
         `experts` and `tied` describe the model: whether layers hold experts, and whether embeddings are tied.
 
-        >>> MEGATRON.broken(ParallelismConfig(dp=8, zero_stage=3), micro_batches=1)
-        'supports ZeRO stage 0 or 1, not 3'
+        >>> MEGATRON.broken(ParallelismConfig(dp=8, zero_stage=2), micro_batches=1)
+        'supports ZeRO stage 0, 1 or 3, not 2'
         """
         if why := self.broken_degrees(config, tied=tied):
             return why
