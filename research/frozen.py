@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import hpgo
 from hpgo.base.tables import markdown
 from hpgo.model.transformer import Transformer
+from hpgo.model.transformer_presets import TRANSFORMERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,13 +68,19 @@ def read(path: Path = ROWS) -> list[dict[str, Any]]:
 
 def predict(row: dict[str, Any]) -> Prediction:
     """Estimate a published step with today's code."""
-    model = row["model"]
-    if isinstance(model, dict):
-        # JSON has lists where the shape of a transformer has tuples.
-        sizes = {key: tuple(value) if isinstance(value, list) else value for key, value in model.items()}
-        model = Transformer(name=row["name"], **sizes)
     cluster = hpgo.Cluster.preset(row["cluster"]["preset"], adapter_gbit_s=row["cluster"].get("adapter_gbit_s"))
-    return Prediction(row, hpgo.estimate_llm(model, cluster, devices=row["gpus"], **row["settings"]))
+    return Prediction(row, hpgo.estimate_llm(model_of(row), cluster, devices=row["gpus"], **row["settings"]))
+
+
+def model_of(row: dict[str, Any]) -> Transformer:
+    """Return the model of a row: a preset by its name, a preset with other values, or a shape."""
+    model = row["model"]
+    if isinstance(model, str):
+        return TRANSFORMERS[model]
+    # JSON has lists where the shape of a transformer has tuples.
+    sizes = {key: tuple(value) if isinstance(value, list) else value for key, value in model.items()}
+    preset = sizes.pop("preset", None)
+    return Transformer(name=row["name"], **sizes) if preset is None else replace(TRANSFORMERS[preset], **sizes)
 
 
 def _steps(predictions: Sequence[Prediction]) -> list[str]:

@@ -281,6 +281,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                  "pipeline_layout": None, "tp_comm_overlap": None,
                  "cpu_offload_num_layers": 0,
                  "cuda_graph_impl": "none", "cuda_graph_modules": (),
+                 "etp": 1, "moe_token_dispatcher": None, "overlap_ep_comm": False, "delay_wgrad_compute": False,
+                 "micro_batch_group_size": None, "offload_modules": (),
                  "lora_rank": 0, "lora_target_modules": (), "base_weights_dtype": "bf16", "optimizer": "adam",
                  "optimizer_offload_fraction": 0.5, "offload_params": False, "packed_length": 32, "devices": 8,
                  "platform": FITTED.platform},

@@ -181,7 +181,7 @@ def test_deepspeed_is_told_batches_and_what_replicas_share() -> None:
             "torchtitan accumulates gradients in 32 bits here",
         ),
         ("deepspeed", {"tp": 8, "pp": 4}, "DeepSpeed does not support tensor parallelism here, but tp is 8"),
-        ("megatron", {"tp": 8, "zero_stage": 3}, "Megatron-LM supports ZeRO stage 0 or 1, not 3"),
+        ("megatron", {"tp": 8, "zero_stage": 2}, "Megatron-LM supports ZeRO stage 0, 1 or 3, not 2"),
         ("vllm", {"tp": 8, "pp": 4}, "LLM plans are not supported for vLLM"),
         ("nemo", {"tp": 8, "pp": 4}, "LLM plans are not supported for NeMo"),
     ],

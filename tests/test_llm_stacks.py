@@ -199,7 +199,7 @@ def test_every_known_bias_has_a_reason_and_widens_the_range() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"framework": "megatron", "zero_stage": 3}, "Megatron-LM supports ZeRO stage 0 or 1, not 3"),
+        ({"framework": "megatron", "zero_stage": 2}, "Megatron-LM supports ZeRO stage 0, 1 or 3, not 2"),
         ({"framework": "torchtitan", "zero_stage": 1}, "torchtitan supports ZeRO stage"),
         ({"framework": "torchtitan", "precision": "fp8"}, "torchtitan supports precision bf16 here, not fp8"),
         ({"framework": "deepspeed", "tp": 2}, "DeepSpeed does not support tensor parallelism here, but tp is 2"),

@@ -131,7 +131,7 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
         ({"fix": {"tp": 4, "dp": 4}}, "dp 4 does not divide 2 GPUs", "2"),
         ({"fix": {"micro_batch_size": 3}}, "global_batch_size is 8, but it must be a multiple", "size=2` or `"),
         ({"fix": {"vpp": 2, "pp": 1}}, "vpp 2 needs a pipeline", "fix `pp=2`"),
-        ({"fix": {"zero_stage": 3}}, "Megatron-LM does not support zero-stage 3", "1"),
+        ({"fix": {"zero_stage": 2}}, "Megatron-LM does not support zero-stage 2", "1"),
         ({"fix": {"zero_stage": 1}, "framework": "torchtitan"},
         "torchtitan does not support zero-stage 1", "2"),
         ({"fix": {"tp": 2}, "framework": "deepspeed"}, "does not support tensor parallelism here", "megatron"),

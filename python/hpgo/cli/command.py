@@ -343,6 +343,9 @@ def options_of(command: click.Command, ctx: click.Context) -> dict[str, list[tup
     if isinstance(command, Command) and command.brief:
         titles = titles | {_MORE: command.brief}
     found = {title: [shown.pop(name) for name in names] for title, names in titles.items()}
+    if _MORE in found:
+        # A section for `--help` alone would take three lines of the screen.
+        found[_MORE] += [shown.pop(name) for name in list(shown)]
     return found | ({"Options": list(shown.values())} if shown else {})
 
 

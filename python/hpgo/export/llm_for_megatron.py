@@ -10,6 +10,7 @@ from hpgo.base.quoting import in_shell
 from hpgo.export.for_megatron import CLIPPING
 from hpgo.export.llm_jobs import LlmExportJob
 from hpgo.hardware.rates import key_of
+from hpgo.llm.parallelism import MAX_ZERO
 from hpgo.llm.pipeline_layout import layout_text
 from hpgo.llm.stack import stacks
 
@@ -163,7 +164,9 @@ def _experts(job: LlmExportJob) -> dict[str, Value]:
         "moe-grouped-gemm": True,
         **_dispatcher(job),
         "expert-model-parallel-size": config.ep,
-        "expert-tensor-parallel-size": 1,
+        "expert-tensor-parallel-size": config.etp,
+        "overlap-moe-expert-parallel-comm": config.overlap_ep_comm,
+        "delay-wgrad-compute": config.delay_wgrad_compute,
     }
 
 
@@ -173,15 +176,18 @@ def _dispatcher(job: LlmExportJob) -> dict[str, Value]:
     DeepEP and HybridEP send a token to another node once. Inside a node, the estimate counts a transfer for each expert
     of a token, which `alltoall` does. Releases 0.16 to 0.19 read both names of the backend.
     """
-    backend = _flex_backend(job)
+    backend, kind = _flex_backend(job), job.config.moe_token_dispatcher
     if backend is None:
-        return {"moe-token-dispatcher-type": "alltoall"}
+        return {"moe-token-dispatcher-type": kind or "alltoall"}
     return {"moe-token-dispatcher-type": "flex", "moe-flex-dispatcher-backend": backend}
 
 
 def _flex_backend(job: LlmExportJob) -> str | None:
-    node = job.plan.cluster.nodes[0]
-    return _FLEX_BACKENDS.get(key_of(node.device.name) or "") if job.config.ep > node.count else None
+    node, kind = job.plan.cluster.nodes[0], job.config.moe_token_dispatcher
+    if kind is not None:
+        return kind if kind in _FLEX_BACKENDS.values() else None
+    is_wide = job.config.expert_model_parallel_size > node.count
+    return _FLEX_BACKENDS.get(key_of(node.device.name) or "") if is_wide else None
 
 
 def _pattern(layers: Iterable[bool]) -> str:
@@ -208,6 +214,8 @@ def _parallel(job: LlmExportJob) -> dict[str, Value]:
     if config.pp > 1:
         planned = layout_text(job.counts, job.model.further_tokens)
         found["pipeline-model-parallel-layout"] = config.pipeline_layout or planned
+    if config.vpp > 1 and config.micro_batch_group_size is not None:
+        found["microbatch-group-size-per-virtual-pipeline-stage"] = config.micro_batch_group_size
     return found
 
 
@@ -252,7 +260,10 @@ def _memory(job: LlmExportJob) -> dict[str, Value]:
     found: dict[str, Value] = {
         # On the CPU, weights are updated by the code of the distributed optimizer, even without replicas. Muon has its
         # own, which gives each replica whole matrices.
-        "use-distributed-optimizer": (config.zero_stage == 1 or moved > 0) and not muon,
+        "use-distributed-optimizer": (config.zero_stage > 0 or moved > 0) and not muon,
+        "use-megatron-fsdp": config.zero_stage == MAX_ZERO,
+        "data-parallel-sharding-strategy": "optim_grads_params" if config.zero_stage == MAX_ZERO else False,
+        "ckpt-format": "fsdp_dtensor" if config.zero_stage == MAX_ZERO else False,
         "optimizer": ("dist_muon" if config.zero_stage else "muon") if muon else config.optimizer != "adam" and "sgd",
         "optimizer-cpu-offload": moved > 0,
         "optimizer-offload-fraction": moved or False,
@@ -282,6 +293,8 @@ def _memory(job: LlmExportJob) -> dict[str, Value]:
     return found | {
         "cpu-offloading": config.cpu_offload_num_layers > 0,
         "cpu-offloading-num-layers": config.cpu_offload_num_layers or False,
+        "fine-grained-activation-offloading": bool(config.offload_modules),
+        "offload-modules": config.offload_modules or False,
     }
 
 
@@ -299,7 +312,7 @@ def _precision(job: LlmExportJob) -> dict[str, Value]:
     if config.precision == "fp8":
         # With fp8-param-gather, weights are stored in FP8 only, row-wise and column-wise. So they take the same memory
         # as in 16 bits, which the estimate assumes.
-        found |= {"fp8-format": "hybrid", "fp8-recipe": "tensorwise", "fp8-param-gather": config.zero_stage == 1}
+        found |= {"fp8-format": "hybrid", "fp8-recipe": "tensorwise", "fp8-param-gather": config.zero_stage > 0}
     elif config.precision == "fp4":
         found["fp4-format"] = "e2m1"
     # Megatron-LM's default dropout is 0.1. The estimate has dropout only for stacks without flash attention.
@@ -311,7 +324,7 @@ def _precision(job: LlmExportJob) -> dict[str, Value]:
 def _overlap(job: LlmExportJob) -> dict[str, Value]:
     config = job.config
     summed = config.overlap_dp_comm and config.dp_cp_size > 1
-    return {"overlap-grad-reduce": summed, "overlap-param-gather": summed and config.zero_stage == 1}
+    return {"overlap-grad-reduce": summed, "overlap-param-gather": summed and config.zero_stage > 0}
 
 
 def _cuda_graphs(job: LlmExportJob) -> dict[str, Value]:
@@ -353,12 +366,18 @@ def _notes(job: LlmExportJob) -> list[str]:
         notes.append("the estimate assumes the same number of tokens for each expert")
         if (backend := _flex_backend(job)) is not None:
             notes.append(f"tokens go to each node once, as estimated: the package deep_ep with {backend} is needed")
-        elif config.ep > job.plan.cluster.nodes[0].count:
+        elif config.moe_token_dispatcher is None and config.ep > job.plan.cluster.nodes[0].count:
             notes.append("the estimate sends each token once to each node, but alltoall once to each of its experts")
-    if config.precision in {"fp8", "fp4"} and not (config.precision == "fp8" and config.zero_stage == 1):
+    if config.precision in {"fp8", "fp4"} and not (config.precision == "fp8" and config.zero_stage > 0):
         notes.append("the estimate leaves out the FP8 or FP4 copies of weights that Transformer Engine keeps")
     notes += _training(job)
-    if config.tp > 1 or config.cp > 1:
+    if config.zero_stage == MAX_ZERO:
+        notes.append("Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment: unset it")
+    if config.offload_modules:
+        notes.append("with Transformer Engine from 2.10 on, offloading needs NVTE_CPU_OFFLOAD_V1=1 in the environment")
+    if config.overlap_ep_comm:
+        notes.append("to hide the exchange of experts, set CUDA_DEVICE_MAX_CONNECTIONS=32 in the environment")
+    elif (config.tp > 1 or config.cp > 1) and config.zero_stage < MAX_ZERO:
         notes.append("before Blackwell, Megatron-LM needs CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment")
     if config.tp > 1 and config.tp_comm_overlap is None and not _overlaps_tp(job):
         known = job.plan.estimate.stack in stacks()

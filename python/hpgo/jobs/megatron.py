@@ -11,6 +11,7 @@ from hpgo.export.llm_for_megatron import arguments
 from hpgo.export.targets import Place
 from hpgo.hardware.rates import key_of
 from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder, Variable
+from hpgo.llm.parallelism import MAX_ZERO
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Target
@@ -106,7 +107,9 @@ with open(about, encoding="utf-8") as file:
 if version not in TESTED:
     print(f"note: this is Megatron-LM {{version}}; tested: {{', '.join(TESTED)}}", file=sys.stderr)
 os.environ.update(RANK="0", WORLD_SIZE=ranks, LOCAL_RANK="0")
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+# Megatron-FSDP refuses the value that tensor parallelism needs.
+if "--use-megatron-fsdp" not in words:
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 try:
     import torch
     import typing_extensions
@@ -186,11 +189,17 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
             ),
         ),
         environment=(
-            Variable(
-                name="CUDA_DEVICE_MAX_CONNECTIONS",
-                value="1",
-                why="Megatron-LM requires it for tensor and context parallelism before Blackwell",
-                active=_is_before_blackwell(plan) and (config.tp > 1 or config.cp > 1),
+            _connections(plan),
+            *(
+                (
+                    Variable(
+                        name="NVTE_CPU_OFFLOAD_V1",
+                        value="1",
+                        why="Megatron-LM requires it to offload modules with Transformer Engine from 2.10 on",
+                    ),
+                )
+                if config.offload_modules
+                else ()
             ),
             Variable(
                 name="NVTE_DEBUG", value="1", why="Transformer Engine reports which attention it uses", active=False
@@ -209,6 +218,23 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
             "Comments at the top of `arguments.txt` list what the estimate leaves out.",
             *((_DEEP_EP_NOTE,) if flexible else ()),
         ),
+    )
+
+
+def _connections(plan: LlmPlan) -> Variable:
+    """Return the number of hardware queues, which decides what may overlap."""
+    config = plan.estimate.parallelism
+    if config.overlap_ep_comm:
+        return Variable(
+            name="CUDA_DEVICE_MAX_CONNECTIONS",
+            value="32",
+            why="the exchange of experts overlaps with passes only if there are several hardware queues",
+        )
+    return Variable(
+        name="CUDA_DEVICE_MAX_CONNECTIONS",
+        value="1",
+        why="Megatron-LM requires it for tensor and context parallelism before Blackwell",
+        active=_is_before_blackwell(plan) and (config.tp > 1 or config.cp > 1) and config.zero_stage < MAX_ZERO,
     )
 
 

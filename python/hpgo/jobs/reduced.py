@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from hpgo.base.divisors import divisors
@@ -110,10 +111,14 @@ def _configs(config: ParallelismConfig, gpus: int) -> Iterator[ParallelismConfig
             if gpus % (config.tp * cp * pp):
                 continue
             dp = gpus // (config.tp * cp * pp)
-            for ep in reversed(divisors(config.ep)):
+            for ep, etp in product(reversed(divisors(config.ep)), reversed(divisors(config.etp))):
                 for zero_stage in dict.fromkeys((config.zero_stage, 0)):
+                    # Passes beside the exchange of experts need virtual stages, and these are left out here.
+                    hides = config.overlap_ep_comm and pp == 1 and ep > 1
                     yield replace(
-                        config, pp=pp, vpp=1, pp_schedule="1f1b", cp=cp, ep=ep, dp=dp, dp_replicate=1,
+                        config, pp=pp, vpp=1, pp_schedule="1f1b", cp=cp, ep=ep, etp=etp, dp=dp, dp_replicate=1,
+                        overlap_ep_comm=hides, delay_wgrad_compute=hides and config.delay_wgrad_compute,
+                        micro_batch_group_size=None,
                         zero_stage=zero_stage, first_rank_layers=None, last_rank_layers=None, pipeline_layout=None,
                         recompute_num_layers=None if config.recompute_num_layers is None else 1, recompute_every=None,
                         cpu_offload_num_layers=min(config.cpu_offload_num_layers, 1),

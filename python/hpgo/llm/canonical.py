@@ -9,12 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from hpgo.llm.parallelism import MAX_ZERO, LoraModule, ParallelismConfig, RecomputedModule, split_layers
+from hpgo.llm.parallelism import (
+    MAX_ZERO,
+    LoraModule,
+    OffloadedModule,
+    ParallelismConfig,
+    RecomputedModule,
+    split_layers,
+)
 
 if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
 
-_MODULES, _TARGETS = get_args(RecomputedModule), get_args(LoraModule)
+_MODULES, _OFFLOADED, _TARGETS = get_args(RecomputedModule), get_args(OffloadedModule), get_args(LoraModule)
 
 
 def canonical(config: ParallelismConfig, model: Transformer) -> ParallelismConfig:
@@ -24,7 +31,10 @@ def canonical(config: ParallelismConfig, model: Transformer) -> ParallelismConfi
     - Layers of the end ranks are None where the even split, or the ranks in the middle, have the same number.
     - Recomputation of a stage's number of layers is recomputation of all layers. Recomputation of every n-th layer is
       recomputation of a number of layers if all stages have the same number.
-    - Modules to recompute, and GEMMs with adapters, have one order. If all GEMMs have one, none is listed.
+    - Modules to recompute or to offload, and GEMMs with adapters, have one order. If all GEMMs have one, none is
+      listed.
+    - Without virtual stages there are no groups of micro-batches, and groups of pp are the default.
+    - Without expert parallelism there is no exchange to hide.
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
     >>> from hpgo.model.transformer_presets import TRANSFORMERS
@@ -52,6 +62,14 @@ def canonical(config: ParallelismConfig, model: Transformer) -> ParallelismConfi
             changes |= _recomputed(config, counts)
     if len(config.recompute_modules) > 1:
         changes |= {"recompute_modules": tuple(sorted(config.recompute_modules, key=_MODULES.index))}
+    if config.vpp == 1 or config.micro_batch_group_size == config.pp:
+        changes |= {"micro_batch_group_size": None}
+    if config.ep == 1:
+        changes |= {"overlap_ep_comm": False, "delay_wgrad_compute": False}
+    if config.expert_model_parallel_size == 1:
+        changes |= {"moe_token_dispatcher": None}
+    if len(config.offload_modules) > 1:
+        changes |= {"offload_modules": tuple(sorted(config.offload_modules, key=_OFFLOADED.index))}
     if len(config.cuda_graph_modules) > 1:
         changes |= {"cuda_graph_modules": tuple(sorted(config.cuda_graph_modules))}
     if config.lora_target_modules:

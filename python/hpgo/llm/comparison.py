@@ -20,6 +20,7 @@ from hpgo.llm.parallelism import (
     CudaGraphModule,
     LoraModule,
     MainParamsDtype,
+    OffloadedModule,
     Optimizer,
     ParallelismConfig,
     PipelineSchedule,
@@ -27,6 +28,7 @@ from hpgo.llm.parallelism import (
     Recompute,
     RecomputedModule,
     StateDtype,
+    TokenDispatcher,
 )
 from hpgo.llm.step_range import RELATIVE_ERROR
 
@@ -141,9 +143,12 @@ def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> Paralle
         asked["vpp"] = 2
     # Layers of the end ranks were chosen for one number of ranks and stages, and rarely divide another.
     if "pp" in asked or "vpp" in asked:
-        asked = {"first_rank_layers": None, "last_rank_layers": None, "pipeline_layout": None} | asked
+        kept = dict.fromkeys(("first_rank_layers", "last_rank_layers", "pipeline_layout", "micro_batch_group_size"))
+        asked = kept | asked
     if asked.get("recompute_modules") and "recompute" not in asked:
         asked["recompute"] = "selective"
+    if asked.get("overlap_ep_comm") is False:
+        asked = {"delay_wgrad_compute": False} | asked
     if "recompute" in asked:
         asked = {"recompute_num_layers": None, "recompute_every": None, "recompute_modules": ()} | asked
     if asked.get("cuda_graph_impl") in {"none", "full_iteration"}:
@@ -187,11 +192,12 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "cuda_graph_impl": get_args(CudaGraphImpl), "exp_avg_dtype": get_args(StateDtype),
     "exp_avg_sq_dtype": get_args(StateDtype), "main_params_dtype": get_args(MainParamsDtype),
     "cross_entropy_fusion_impl": get_args(CrossEntropyImpl),
-    "base_weights_dtype": get_args(BaseWeightsDtype), "optimizer": get_args(Optimizer),
+    "moe_token_dispatcher": get_args(TokenDispatcher), "base_weights_dtype": get_args(BaseWeightsDtype),
+    "optimizer": get_args(Optimizer),
 }  # fmt: skip
 _LISTS = {
     "recompute_modules": get_args(RecomputedModule), "cuda_graph_modules": get_args(CudaGraphModule),
-    "lora_target_modules": get_args(LoraModule),
+    "offload_modules": get_args(OffloadedModule), "lora_target_modules": get_args(LoraModule),
 }  # fmt: skip
 """Fields whose values are joined with `+`."""
 _FROM_NONE = ("zero_stage", "cpu_offload_num_layers", "lora_rank")
@@ -201,13 +207,13 @@ _DEFAULTS = {field.name: field.default for field in fields(ParallelismConfig)}
 
 def _change(name: str, text: str) -> object:
     """Return the value of a field. Raise ArgumentError if the field never has such a value."""
+    default = _DEFAULTS[name]
+    if default is None and text == "none":
+        return None
     if name in _CHOICES:
         return choice(name, text, _CHOICES[name])
     if known := _LISTS.get(name):
         return () if text == "none" else tuple(choice("module", one.strip(), known) for one in text.split("+"))
-    default = _DEFAULTS[name]
-    if default is None and text == "none":
-        return None
     if name == "pipeline_layout":
         return text
     if isinstance(default, bool) or name == "tp_comm_overlap":
@@ -257,6 +263,8 @@ _NONE = {
     "last_rank_layers": "even last rank",
     "pipeline_layout": "no layout",
     "tp_comm_overlap": "TP overlap of the stack",
+    "moe_token_dispatcher": "default dispatcher",
+    "micro_batch_group_size": "groups of pp micro-batches",
     "recompute_num_layers": "recompute all layers",
     "recompute_every": "recompute every layer",
     "packed_length": "whole sequences",
@@ -274,7 +282,7 @@ def _is_independent(field: str, config: ParallelismConfig, other: ParallelismCon
 
 
 def neighbours(config: ParallelismConfig) -> Iterator[dict[str, object]]:
-    """Yield changes to the neighbors of a configuration: degrees halved and doubled, ZeRO, recomputation.
+    """Yield changes to the neighbors of a configuration: degrees halved and doubled, ZeRO, recomputation, EP overlap.
 
     Many of them are invalid for a model or a cluster. The caller tries each and drops those that are refused.
     """
@@ -286,3 +294,5 @@ def neighbours(config: ParallelismConfig) -> Iterator[dict[str, object]]:
     if config.dp_cp_size > 1:
         yield {"zero_stage": 1 - config.zero_stage if config.zero_stage < 2 else config.zero_stage - 1}
     yield {"recompute": "full" if config.recompute == "none" else "none"}
+    if config.ep > 1:
+        yield {"overlap_ep_comm": not config.overlap_ep_comm}

@@ -22,7 +22,7 @@ from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.layer_split import LayerSplits
 from hpgo.llm.layer_time import BY_EP, LAUNCH, LAYER
 from hpgo.llm.memory import STATE, PipelineRankLayers, stage_memory
-from hpgo.llm.parallelism import MAX_ZERO, RecomputedModule, changed, check_degrees
+from hpgo.llm.parallelism import MAX_ZERO, RecomputedModule, changed, check_degrees, has_whole_rounds
 from hpgo.llm.recompute import MODULES, without_parts
 from hpgo.llm.step_time import LayerCosts, kinds_of
 
@@ -59,7 +59,7 @@ class _Pipeline(NamedTuple):
     zero_stages: tuple[tuple[int, ...], tuple[int, ...]]
     """ZeRO stages with several micro-batches, and with a single one."""
     splits: tuple[LayerSplits, LayerSplits]
-    """Layer splits if pp does not divide the number of micro-batches, and if it does."""
+    """Layer splits if interleaving can't run the number of micro-batches, and if it can (`has_whole_rounds`)."""
 
 
 class SharedCosts:
@@ -80,8 +80,9 @@ class SharedCosts:
     ) -> LayerCosts:
         """Return the costs of the shape in `context`. `like` and `differing` are fields of `LayerCosts`."""
         # All terms take the GPUs' rates from these rings, except for the all-to-all, which counts nodes.
-        nodes = -(-context.config.ep // context.gpus.gpus_per_node)
-        key = context.config, context.tensor_ring, context.context_ring, nodes
+        gpus, spread = context.gpus, context.config.expert_model_parallel_size
+        rings = context.tensor_ring, context.context_ring, gpus.ring(context.config.etp, 1), gpus.ring(spread, 1)
+        key = context.config, rings, -(-spread // gpus.gpus_per_node)
         if key not in self._costs:
             self._costs[key] = LayerCosts(context, like, differing)
         return self._costs[key]
@@ -169,8 +170,8 @@ class ConfigGrid:
             return (False,) if takes("recompute", "selective") else ()
         # Flash attention saves no scores, so selective recomputation changes nothing.
         kinds = [kind for kind in ("none", "full") if kind in self.space.rules.recompute and takes("recompute", kind)]
-        # Graphs of layers exclude full recomputation.
-        if base.cuda_graph_impl in {"local", "transformer_engine"}:
+        # Graphs of layers exclude full recomputation, and so do passes beside the exchange of experts, and offloading.
+        if base.cuda_graph_impl in {"local", "transformer_engine"} or base.overlap_ep_comm or base.offload_modules:
             kinds = [kind for kind in kinds if kind != "full"]
         return tuple(kind == "full" for kind in kinds)
 
@@ -283,7 +284,8 @@ class ConfigGrid:
     def _each_pipeline(self, tp: int, cp: int) -> Iterator[_Pipeline]:
         model, gpus, rules, takes = self.context.model, self.context.gpus, self.space.rules, self.space.takes
         shape, base = self.shapes[tp, cp], self.context.config
-        is_plain = not base.recompute_modules and base.cuda_graph_impl == "none" and not base.lora_rank
+        is_plain = not (base.recompute_modules or base.overlap_ep_comm or base.offload_modules or base.lora_rank)
+        is_plain = is_plain and base.cuda_graph_impl == "none"
         if gpus.count % (tp * cp):
             return
         place = list(self.shapes).index((tp, cp))
@@ -295,16 +297,20 @@ class ConfigGrid:
                 continue
             # An even split may count the embedding and the LM head as a layer each, hence the 2 (`stage_layers`).
             max_vpp = (model.layers + 2) // pp if pp > 1 else 1
-            if not (vpps := [count for count in range(1, max_vpp + 1) if takes("vpp", count)]):
+            # Beside the exchange of experts, Megatron-LM runs no pipeline with one stage per rank.
+            min_vpp, stage = 2 if base.overlap_ep_comm and pp > 1 else 1, gpus.count // pp
+            if not (vpps := [count for count in range(min_vpp, max_vpp + 1) if takes("vpp", count)]):
                 continue
-            eps = [each for each in divisors(model.experts or 1) if gpus.count // pp % each == 0 and takes("ep", each)]
+            eps = [
+                each for each in divisors(model.experts or 1) if stage % (each * base.etp) == 0 and takes("ep", each)
+            ]
             for ep, (after, schedule) in product(eps, enumerate(rules.pp_schedules)):
                 splits_backward = schedule != "1f1b"
                 if not takes("pp_schedule", schedule) or (splits_backward and not (pp > 1 and is_plain)):
                     continue
                 # No framework recomputes a layer only once if backward passes are split.
                 recomputed = tuple(again for again in self.recomputed if not (again and splits_backward))
-                vpp = 2 if splits_backward else 1
+                vpp = 2 if splits_backward else min_vpp
                 config = rules.as_run(changed(shape, ep=ep, pp=pp, dp=dp, vpp=vpp, pp_schedule=schedule))
                 stage = MAX_ZERO if base.offload_params else 1
                 if self.space.settings and rules.broken_degrees(changed(config, zero_stage=stage), tied=model.tied):
@@ -371,7 +377,7 @@ class ConfigGrid:
     @staticmethod
     def _of_size(one: _Pipeline, micro_batches: int) -> tuple[LayerSplits, tuple[int, ...]]:
         """Return the layer splits and the ZeRO stages of a pipeline with some micro-batches."""
-        return one.splits[micro_batches % one.config.pp == 0], one.zero_stages[micro_batches == 1]
+        return one.splits[has_whole_rounds(one.config, micro_batches)], one.zero_stages[micro_batches == 1]
 
     def _groups(self, one: _Pipeline, tp: int, cp: int, size: int) -> Iterator[ConfigGroup]:
         """Yield the groups of a pipeline and a micro-batch size."""
@@ -485,7 +491,7 @@ def min_state_bytes(context: LayerContext, space: SearchSpace) -> float:
         {(kind, False): count for kind, count in Counter(kinds_of(context.model)).items()}, {}, embedding=1, head=1
     )
     stages = {*space.rules.zero_stages, *space.rules.zero_stages_with_pp}
-    contexts = [replace(context, config=changed(context.config, zero_stage=stage)) for stage in stages]
+    contexts = [replace(context, config=changed(context.config, zero_stage=stage, etp=1)) for stage in stages]
     return min(sum(stage_memory(one, whole, STATE).values()) for one in contexts) * (1 - SLACK)
 
 
@@ -525,7 +531,7 @@ def _module_sets(context: LayerContext) -> Iterator[tuple[RecomputedModule, ...]
 def _fitting(vpps: Iterable[int], schedule: PipelineSchedule, *, whole_rounds: bool) -> Iterator[int]:
     """Yield the numbers of virtual stages per rank that a schedule can run.
 
-    `whole_rounds` tells whether the number of micro-batches is a multiple of pp, which interleaving needs.
+    `whole_rounds` tells whether interleaving can run the number of micro-batches (`has_whole_rounds`).
     """
     for vpp in vpps:
         if schedule == "zb_v":

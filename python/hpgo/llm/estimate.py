@@ -40,6 +40,7 @@ from hpgo.llm.parallelism import (
     DegreeError,
     LoraModule,
     MainParamsDtype,
+    OffloadedModule,
     Optimizer,
     ParallelismConfig,
     PipelineSchedule,
@@ -47,6 +48,7 @@ from hpgo.llm.parallelism import (
     Recompute,
     RecomputedModule,
     StateDtype,
+    TokenDispatcher,
     check_batch,
     check_degrees,
     check_offload,
@@ -79,11 +81,12 @@ _ROUNDING = 1e-12
 """Share of a step time below which a bubble is a rounding error and is not reported."""
 FLAGS = (
     "flash_attention", "fused_elementwise", "overlap_dp_comm", "fused_cross_entropy", "fused_adam", "flatten_gradients",
-    "dtensor", "grad_reduce_in_bf16", "adam_moments_in_bf16", "offload_params",
+    "dtensor", "grad_reduce_in_bf16", "adam_moments_in_bf16", "overlap_ep_comm", "delay_wgrad_compute",
+    "offload_params",
 )  # fmt: skip
 COUNTS = (
-    *DEGREES, "dp_replicate", "first_rank_layers", "last_rank_layers", "recompute_num_layers", "recompute_every",
-    "packed_length",
+    *DEGREES, "etp", "dp_replicate", "first_rank_layers", "last_rank_layers", "recompute_num_layers", "recompute_every",
+    "micro_batch_group_size", "packed_length",
 )  # fmt: skip
 
 
@@ -235,8 +238,13 @@ def estimate_llm(
     last_rank_layers: int | None = None,
     pipeline_layout: str | Sequence[int] | None = None,
     pp_schedule: PipelineSchedule = "1f1b",
+    micro_batch_group_size: int | None = None,
     cp: int = 1,
     ep: int = 1,
+    etp: int = 1,
+    moe_token_dispatcher: TokenDispatcher | None = None,
+    overlap_ep_comm: bool = False,
+    delay_wgrad_compute: bool = False,
     zero_stage: int | None = None,
     dp_replicate: int = 1,
     micro_batch_size: int = 1,
@@ -261,6 +269,7 @@ def estimate_llm(
     exp_avg_sq_dtype: StateDtype = "fp32",
     main_params_dtype: MainParamsDtype = "fp32",
     cpu_offload_num_layers: int = 0,
+    offload_modules: Iterable[str] = (),
     cuda_graph_impl: CudaGraphImpl = "none",
     cuda_graph_modules: Iterable[str] = (),
     lora_rank: int = 0,
@@ -291,8 +300,15 @@ def estimate_llm(
             (`Et*3|(tt|)*29,m|L`), or as numbers (`[7, 8, 9, 8]`); `vpp` then follows from the number of stages.
         pp_schedule: `1f1b`, interleaved if `vpp` is above 1; or with split backward passes `interleaved_zb`, or `zb_v`
             with `vpp` 2.
+        micro_batch_group_size: micro-batches that pass through a virtual stage before the turn of the next one; None
+            means `pp`.
         cp: context-parallel degree.
         ep: expert-parallel degree.
+        etp: expert-tensor-parallel degree: GPUs that divide the matrices of each expert.
+        moe_token_dispatcher: kernels that exchange tokens with experts: `allgather`, `alltoall`, `deepep` or
+            `hybridep`. None means that each node receives a token once, and each of its experts inside a node.
+        overlap_ep_comm: whether passes of another micro-batch hide this exchange.
+        delay_wgrad_compute: whether gradients of weights are computed later, to hide more of it.
         zero_stage: replicas shard the optimizer state from 1 on, gradients from 2 on, weights at 3. None means 1, or
             the highest stage of a `framework` that does not run 1.
         dp_replicate: number of groups of replicas that each hold all shards (hybrid sharding, HSDP).
@@ -326,6 +342,8 @@ def estimate_llm(
         main_params_dtype: number format of the optimizer's copy of the weights: `fp32`, `fp16` or `bf16`; or `none` if
             it updates 16-bit weights themselves.
         cpu_offload_num_layers: number of layers whose activations wait in CPU memory for the backward pass.
+        offload_modules: parts of each layer whose inputs wait in CPU memory: `attn_norm`, `qkv_linear`, `core_attn`,
+            `attn_proj`, `mlp_norm`, `expert_fc1` or `moe_act`.
         cuda_graph_impl: CUDA graphs that replay kernel launches: `none`, of layers (`local`, `transformer_engine`), or
             of all passes of a step (`full_iteration`).
         cuda_graph_modules: parts of each layer in its graph: `attn`, `mlp`, `moe_router` or `moe_preprocess`; none of
@@ -362,7 +380,11 @@ def estimate_llm(
     asked: dict[str, Any] = {
         "tp": tp, "pp": pp, "vpp": vpp, "first_rank_layers": first_rank_layers, "last_rank_layers": last_rank_layers,
         "pipeline_layout": pipeline_layout, "tp_comm_overlap": tp_comm_overlap,
-        "pp_schedule": pp_schedule, "cp": cp, "ep": ep,
+        "pp_schedule": pp_schedule, "micro_batch_group_size": micro_batch_group_size, "cp": cp, "ep": ep, "etp": etp,
+        "moe_token_dispatcher": None
+        if moe_token_dispatcher is None
+        else choice("moe_token_dispatcher", moe_token_dispatcher, get_args(TokenDispatcher)),
+        "overlap_ep_comm": overlap_ep_comm, "delay_wgrad_compute": delay_wgrad_compute,
         "zero_stage": 1 if zero_stage is None else check_int("zero_stage", zero_stage, minimum=0, maximum=MAX_ZERO),
         "dp_replicate": dp_replicate, "micro_batch_size": micro_batch_size,
         "recompute": recompute, "recompute_num_layers": recompute_num_layers, "recompute_every": recompute_every,
@@ -381,6 +403,10 @@ def estimate_llm(
             for one in check_list("recompute_modules", recompute_modules)
         ),
         "cpu_offload_num_layers": check_int("cpu_offload_num_layers", cpu_offload_num_layers, minimum=0),
+        "offload_modules": tuple(
+            choice("offloaded module", one, get_args(OffloadedModule))
+            for one in check_list("offload_modules", offload_modules)
+        ),
         "cuda_graph_impl": choice("cuda_graph_impl", cuda_graph_impl, get_args(CudaGraphImpl)),
         "cuda_graph_modules": tuple(
             choice("graphed module", one, get_args(CudaGraphModule))
@@ -702,7 +728,10 @@ def schedule_of(config: ParallelismConfig, micro_batches: int) -> Schedule:
     if config.pp_schedule == "zb_v" or config.vpp == 1:
         return build(config.pp_schedule, ranks=config.pp, micro_batches=micro_batches)
     name: ScheduleName = "interleaved_zb" if config.splits_backward else "interleaved"
-    return build(name, ranks=config.pp, micro_batches=micro_batches, virtual_stages_per_rank=config.vpp)
+    return build(
+        name, ranks=config.pp, micro_batches=micro_batches, virtual_stages_per_rank=config.vpp,
+        group_size=config.micro_batch_group_size,
+    )  # fmt: skip
 
 
 def _seconds(stages: PipelineStages, rank: int, step_s: float) -> tuple[tuple[str, float], ...]:
@@ -730,22 +759,25 @@ def _seconds(stages: PipelineStages, rank: int, step_s: float) -> tuple[tuple[st
 def in_flight(config: ParallelismConfig, rank: int, micro_batches: int) -> tuple[int, ...]:
     """Return the micro-batches in flight in each stage of a rank when the rank holds most.
 
-    1F1B starts as many as there are ranks from this one on. Interleaving starts rounds of `pp` micro-batches for each
-    virtual stage in turn (Narayanan et al., arXiv 2104.04473, section 2.2). If backward passes are split, they are
-    counted in the schedule, up to the gradients of weights.
+    1F1B starts as many as there are ranks from this one on. Interleaving starts rounds of `pp` micro-batches, or of
+    `micro_batch_group_size`, for each virtual stage in turn (Narayanan et al., arXiv 2104.04473, section 2.2). If
+    backward passes are split, they are counted in the schedule, up to the gradients of weights.
+
+    Passes beside the exchange of experts (`overlap_ep_comm`) need no more: there, one more forward pass precedes the
+    first backward pass, but then each forward pass saves a layer while a backward pass frees one.
 
     >>> in_flight(ParallelismConfig(pp=4), 1, 8), in_flight(ParallelismConfig(pp=4, vpp=2), 0, 8)
     ((3,), (7, 4))
     """
-    pp, vpp = config.pp, config.vpp
+    pp, vpp, group = config.pp, config.vpp, config.micro_batch_group_size or config.pp
     if config.splits_backward:
         return max((held for held, _ in _moments(config, rank, micro_batches)), key=sum)
     if vpp == 1:
         return (min(pp - rank, micro_batches),)
     # Megatron-LM's number of warm-up micro-batches for interleaving, and one more for the first steady-state forward.
-    started = min(2 * (pp - rank - 1) + (vpp - 1) * pp + 1, vpp * micro_batches)
-    rounds, rest = divmod(started, pp * vpp)
-    return tuple(rounds * pp + min(pp, max(0, rest - stage * pp)) for stage in range(vpp))
+    started = min(2 * (pp - rank - 1) + (vpp - 1) * group + 1, vpp * micro_batches)
+    rounds, rest = divmod(started, group * vpp)
+    return tuple(rounds * group + min(group, max(0, rest - stage * group)) for stage in range(vpp))
 
 
 Moment = tuple[tuple[int, ...], tuple[int, ...]]
@@ -849,7 +881,7 @@ def profile_of(
     )  # fmt: skip
     context, config = stages.context, stages.context.config
     # The smallest group whose GPUs divide both the dense parts (tp × cp) and the experts (ep) evenly.
-    together = lcm(config.model_parallel_size, config.ep)
+    together = lcm(config.model_parallel_size, config.expert_model_parallel_size)
     sent = VALUE * context.tokens * model.hidden / context.between
     nothing = PipelineRankLayers({}, {}, embedding=False, head=False)
 

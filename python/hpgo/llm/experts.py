@@ -1,7 +1,8 @@
 """Terms that experts add: their GEMMs, the router, the all-to-all, and their memory.
 
-A layer has several networks, of which each token uses some. GPUs of an expert-parallel group hold
-whole experts. Tokens are assumed to be spread evenly over GPUs and experts, which routers are trained for.
+A layer has several networks, of which each token uses some. GPUs of an expert-parallel group hold whole experts, unless
+expert tensor parallelism divides their matrices. Tokens are assumed to be spread evenly over GPUs and experts, which
+routers are trained for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpgo.llm.layer_context import VALUE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from hpgo.llm.layer_context import LayerContext
     from hpgo.model.blocks import Experts
@@ -57,6 +58,11 @@ class PassTime(NamedTuple):
 
 
 NOTHING = PassTime(0.0, 0.0)
+_GATHERING, _ONCE_PER_GPU = {"allgather"}, {"deepep", "hybridep"}
+"""Dispatchers that send all tokens to all GPUs, and those that send a token once to each GPU with experts of it."""
+_EXCHANGE_PROCESSORS = 20
+"""Streaming multiprocessors that the exchange of tokens takes from passes beside it: DeepEP's in Megatron-LM, without
+`--moe-deepep-num-sms`."""
 
 
 def gemm_pass(context: LayerContext, forward_s: float) -> PassTime:
@@ -75,15 +81,24 @@ def routed_tokens(context: LayerContext) -> float:
 
 
 def routed_rows(context: LayerContext, sparse: Experts) -> float:
-    """Return the rows that one GPU's experts compute: one for each token and each of its experts."""
-    return routed_tokens(context) * sparse.per_token
+    """Return the rows that one GPU's experts compute: one for each token and each of its experts.
+
+    GPUs that divide an expert's matrices compute the rows of all of them.
+    """
+    return routed_tokens(context) * sparse.per_token * context.config.etp
+
+
+def expert_width(context: LayerContext, sparse: Experts) -> float:
+    """Return the inner width of an expert on one GPU."""
+    return sparse.width / context.config.etp
 
 
 def expert_weights(context: LayerContext) -> float:
     """Return the parameters of a layer's experts on one GPU."""
     if (sparse := context.block.experts) is None:
         return 0.0
-    return sparse.count / context.config.ep * sparse.each_parameters(context.model.hidden)
+    config = context.config
+    return sparse.count / config.ep * sparse.each_parameters(context.model.hidden) / config.etp
 
 
 def saved_by_experts(context: LayerContext, each: float) -> float:
@@ -95,13 +110,15 @@ def saved_by_experts(context: LayerContext, each: float) -> float:
         return 0.0
     # A row saves the inputs of both GEMMs, and the results of the first one for the activation's backward pass. The
     # router adds 8 bytes per token and expert: scores and probabilities in fp32. Only gradients of weights need inputs.
-    inputs = _width(context, sparse) * context.saves_input("linear_fc1")
-    inputs += sparse.width * context.saves_input("linear_fc2")
-    row = each * inputs + VALUE * sparse.inner * sparse.width
+    width = expert_width(context, sparse)
+    inputs = width * context.saves_input("linear_fc2") + token_width(context, sparse) * context.saves_input(
+        "linear_fc1"
+    )
+    row = each * inputs + VALUE * sparse.inner * width
     return routed_rows(context, sparse) * row + 8 * routed_tokens(context) * sparse.count
 
 
-def _width(context: LayerContext, sparse: Experts) -> int:
+def token_width(context: LayerContext, sparse: Experts) -> int:
     """Return the width of the vectors that experts read and write."""
     return sparse.hidden or context.model.hidden
 
@@ -110,16 +127,16 @@ def experts(context: LayerContext) -> PassTime:
     """Return the time of the experts' GEMMs. One kernel computes all experts of a GPU."""
     if (sparse := context.block.experts) is None:
         return NOTHING
-    constants, h = context.constants, _width(context, sparse)
+    constants, h, width = context.constants, token_width(context, sparse), expert_width(context, sparse)
     mine = sparse.count / context.config.ep
     each = routed_rows(context, sparse) / mine
 
     # `grouped_gemm_efficiency` scales the rate only. The launch overhead is that of any kernel, so it is excluded.
-    def grouped_s(width: float, terms: float) -> float:
-        all_s = context.gemm_s(each, width, terms, count=mine) - constants.gemm_overhead_s
+    def grouped_s(columns: float, terms: float) -> float:
+        all_s = context.gemm_s(each, columns, terms, count=mine) - constants.gemm_overhead_s
         return all_s / constants.grouped_gemm_efficiency + constants.gemm_overhead_s
 
-    forward_s = grouped_s(sparse.inner * sparse.width, h) + grouped_s(h, sparse.width)
+    forward_s = grouped_s(sparse.inner * width, h) + grouped_s(h, width)
     return gemm_pass(context, forward_s)
 
 
@@ -132,7 +149,8 @@ def router(context: LayerContext) -> PassTime:
     gemm_s = context.gemm_s(tokens, sparse.count, context.model.hidden, wide=True)
     scores_s = gemm_s + context.moved_s(20 * tokens * sparse.count)
     # Each permutation reads and writes a row. The weighted sum reads it once more.
-    moved = routed_rows(context, sparse) * (10 * _width(context, sparse) + (2 + 2 * sparse.inner) * sparse.width)
+    inside = (2 + 2 * sparse.inner) * expert_width(context, sparse)
+    moved = routed_rows(context, sparse) * (10 * token_width(context, sparse) + inside)
     moved_s = context.moved_s(moved) * context.constants.routed_row_factor
     weight_grad_s = 0.0 if context.config.lora_rank else gemm_s
     backward_s = 2 * scores_s + 1.5 * moved_s - (gemm_s - weight_grad_s)
@@ -141,27 +159,81 @@ def router(context: LayerContext) -> PassTime:
 
 def ep_all_to_all(context: LayerContext) -> PassTime:
     """Return the time of dispatch and combine. The backward pass sends the same bytes of gradients."""
-    if context.config.ep == 1 or (sparse := context.block.experts) is None:
+    if context.config.expert_model_parallel_size == 1 or (sparse := context.block.experts) is None:
         return NOTHING
-    once_s = 2 * context.constants.all_to_all_time_factor * _all_to_all_s(context, sparse)
+    moved_s = _exchange_s(context, sparse) + _expert_gather_s(context, sparse)
+    once_s = 2 * context.constants.all_to_all_time_factor * moved_s
     return PassTime(once_s, once_s)
 
 
-def _all_to_all_s(context: LayerContext, sparse: Experts) -> float:
+def overlapped_exchange(context: LayerContext, passes: Mapping[str, PassTime]) -> PassTime:
+    """Return the exposed time of dispatch and combine beside passes of another micro-batch, given a layer's terms.
+
+    Megatron-LM runs the forward pass of one micro-batch with the backward pass of another one, layer by layer
+    (`TransformerLayerSchedulePlan.run` in `megatron/core/models/common/model_chunk_schedule_plan.py`)::
+
+        exchange   combine'     | dispatch, dispatch'                    | combine
+        compute    attention    | experts', their weight grads', experts | attention'
+
+    where a prime marks the backward pass. The few passes of the warm-up and the drain hide nothing, which is left out.
+    """
+    one_s, mlp = passes["ep_all_to_all"].forward_s / 2, passes["experts"]
+    alone = [passes[key] for key in ("linear", "adapters", "attention", "scans", "elementwise", "quantize", "router")]
+    exposed_s = max(0.0, one_s - sum(term.forward_s for term in alone))
+    exposed_s += max(0.0, one_s - sum(term.backward_s for term in alone))
+    # The dispatch of the backward pass needs the gradients of the experts' inputs, but not those of their weights if
+    # these are delayed. The experts of the forward pass need its dispatch.
+    needed_s = mlp.backward_s - (mlp.weight_grad_s if context.config.delay_wgrad_compute else 0.0)
+    sent_s = max(needed_s, one_s) + one_s
+    computed_s = max(mlp.backward_s, one_s) + mlp.forward_s
+    exposed_s += max(sent_s, computed_s) - mlp.backward_s - mlp.forward_s
+    # What is hidden still takes multiprocessors from the passes.
+    exposed_s += (4 * one_s - exposed_s) * min(1.0, _EXCHANGE_PROCESSORS / context.gpus.processors)
+    return PassTime(exposed_s / 2, exposed_s / 2)
+
+
+def _expert_gather_s(context: LayerContext, sparse: Experts) -> float:
+    """Return the seconds in which GPUs that divide an expert gather their rows, or add up and scatter its results.
+
+    Source: `MoEAlltoAllTokenDispatcher.dispatch_postprocess` in Megatron-LM's `token_dispatcher.py`.
+    """
+    config = context.config
+    if config.etp == 1 or config.moe_token_dispatcher in _GATHERING:
+        return 0.0
+    ring = context.gpus.ring(config.etp, 1)
+    return float(context.all_gather_s(ring, VALUE * token_width(context, sparse) * routed_rows(context, sparse)))
+
+
+def _exchange_s(context: LayerContext, sparse: Experts) -> float:
     """Return the seconds in which each GPU sends its rows to the GPUs of their experts.
 
-    A token is sent to another node once, and is forwarded inside that node (DeepSeek-V3, arXiv 2412.19437, 3.2.2). So
-    the bytes between nodes follow from the number of nodes that hold experts of the token.
+    By default, a token is sent to another node once, and is forwarded to each of its experts inside that node
+    (DeepSeek-V3, arXiv 2412.19437, 3.2.2). So the bytes between nodes follow from the number of nodes that hold experts
+    of the token. DeepEP and HybridEP also send it once to each GPU of a node that holds several of its experts
+    (`is_token_in_rank` in `deep_ep/buffer.py`). `alltoall` sends it once to each expert, wherever it is. `allgather`
+    sends all tokens to all GPUs.
     """
     config, gpus, constants = context.config, context.gpus, context.constants
-    each = VALUE * _width(context, sparse) * routed_tokens(context)
-    inside = each * sparse.per_token * (config.ep - 1) / config.ep
+    dispatcher, spread = config.moe_token_dispatcher, config.expert_model_parallel_size
+    each = VALUE * token_width(context, sparse) * routed_tokens(context)
+    if dispatcher in _GATHERING:
+        return float(context.all_gather_s(gpus.ring(spread, 1), each * spread))
+    if config.ep == 1:
+        return 0.0
+    copies = float(sparse.per_token)
+    if dispatcher in _ONCE_PER_GPU:
+        copies = _nodes_met(sparse.groups, sparse.groups_per_token, sparse.per_token, config.ep)
+    nodes = -(-spread // gpus.gpus_per_node)
+    inside = each * copies * (config.ep - 1) / config.ep
+    if dispatcher == "alltoall" and nodes > 1:
+        inside = each * copies * (1 / nodes - 1 / config.ep)
     moved_s = inside / (gpus.inside.collective_bytes_per_s * constants.nvlink_efficiency)
     latency_s = gpus.inside.latency_s
-    nodes = -(-config.ep // gpus.gpus_per_node)
     if nodes > 1:
         # Both legs of a token's route run at the same time for different tokens, so the slower one decides.
-        met = _nodes_met(sparse.groups, sparse.groups_per_token, sparse.per_token, nodes)
+        met = copies
+        if dispatcher != "alltoall":
+            met = _nodes_met(sparse.groups, sparse.groups_per_token, sparse.per_token, nodes)
         sent = each * met * (nodes - 1) / nodes
         moved_s = max(moved_s, sent / (gpus.adapter_bytes_per_s * constants.all_to_all_nic_efficiency))
         latency_s += gpus.adapter_latency_s

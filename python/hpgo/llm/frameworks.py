@@ -54,6 +54,8 @@ class FrameworkSupport(Record):
     zero_stages_with_pp: tuple[int, ...]
     """ZeRO stages beside a pipeline."""
     precisions: tuple[Precision, ...]
+    fsdp_stages: tuple[int, ...] = ()
+    """Further ZeRO stages without a pipeline. A search uses them only if they are fixed."""
     hybrid_stages: tuple[int, ...] = ()
     """ZeRO stages that may shard inside groups of replicas (hybrid sharding)."""
     tp: bool = True
@@ -66,6 +68,10 @@ class FrameworkSupport(Record):
     """Whether context parallelism is supported."""
     ep: bool = False
     """Whether expert parallelism is supported."""
+    expert_settings: bool = False
+    """Whether experts may be divided by tensor parallelism, the exchange of their tokens chosen, and hidden."""
+    micro_batch_groups: bool = False
+    """Whether interleaving may run groups of more micro-batches than ranks."""
     vpp: bool = True
     """Whether virtual stages (interleaving) are supported."""
     uneven_ends: bool = False
@@ -107,7 +113,7 @@ class FrameworkSupport(Record):
     further_tokens: bool = False
     """Whether multi-token prediction is supported."""
     cpu_offload: bool = False
-    """Whether activations may wait in CPU memory."""
+    """Whether activations may wait in CPU memory, of whole layers or of modules."""
     cuda_graphs: tuple[CudaGraphImpl, ...] = ("none",)
     """Kinds of CUDA graphs that are supported."""
     cuda_graphs_piped: bool = False
@@ -219,8 +225,8 @@ class FrameworkSupport(Record):
 
         `experts` and `tied` describe the model: whether layers hold experts, and whether embeddings are tied.
 
-        >>> MEGATRON.broken(ParallelismConfig(dp=8, zero_stage=3), micro_batches=1)
-        'supports ZeRO stage 0 or 1, not 3'
+        >>> MEGATRON.broken(ParallelismConfig(dp=8, zero_stage=2), micro_batches=1)
+        'supports ZeRO stage 0, 1 or 3, not 2'
         """
         if why := self.broken_degrees(config, tied=tied):
             return why
@@ -236,6 +242,8 @@ class FrameworkSupport(Record):
             )
         if config.zero_stage in self.zero_stages_of(config, micro_batches=micro_batches, experts=experts):
             return None
+        if config.zero_stage in self.fsdp_stages and config.pp == 1:
+            return None
         # The stage would be accepted with a single micro-batch, so the repeated reduction is the reason.
         if config.zero_stage in (known := self.zero_stages_of(config, micro_batches=1, experts=experts)):
             return (
@@ -243,6 +251,7 @@ class FrameworkSupport(Record):
                 f" does not cover for ZeRO stage {config.zero_stage}"
             )
         beside = " with a pipeline" if config.pp > 1 and self.zero_stages != self.zero_stages_with_pp else ""
+        known = known if config.pp > 1 else (*known, *self.fsdp_stages)
         return f"supports ZeRO stage {join_words(known, 'or')}{beside}, not {config.zero_stage}"
 
     def broken_degrees(self, config: ParallelismConfig, *, tied: bool = False) -> str | None:
@@ -262,6 +271,9 @@ class FrameworkSupport(Record):
             (config.cp > 1 and not config.flash_attention and self.context_needs_flash,
              f"supports context parallelism only with flash attention, but cp is {config.cp} without it"),
             (config.ep > 1 and not self.ep, f"does not support expert parallelism here, but ep is {config.ep}"),
+            *self._expert_rules(config),
+            (config.micro_batch_group_size and config.vpp > 1 and not self.micro_batch_groups,
+             f"interleaves groups of pp micro-batches, but micro_batch_group_size is {config.micro_batch_group_size}"),
             (config.dp_replicate > 1 and config.zero_stage not in self.hybrid_stages,
              (f"shards in groups of replicas with ZeRO stage {join_words(self.hybrid_stages, 'or') or 'none'}, but"
               f" dp_replicate is {config.dp_replicate} with ZeRO stage {config.zero_stage}")),
@@ -291,6 +303,8 @@ class FrameworkSupport(Record):
              "accumulates gradients in 32 bits here, not in 16"),
             (config.cpu_offload_num_layers and not self.cpu_offload,
              f"does not support offloading here, but the activations of {offloaded} are to be in CPU memory"),
+            (config.offload_modules and not self.cpu_offload,
+             f"does not support offloading here, but offload_modules is {', '.join(config.offload_modules)}"),
             (config.cuda_graph_impl not in self.cuda_graphs,
              f"supports CUDA graphs {join_words(self.cuda_graphs, 'or')} here, not {config.cuda_graph_impl}"),
             (config.cuda_graph_impl != "none" and config.pp > 1 and not self.cuda_graphs_piped,
@@ -312,6 +326,29 @@ class FrameworkSupport(Record):
              f"supports precision {join_words(self.precisions, 'or')} here, not {config.precision}"),
         )  # fmt: skip
         return next((why for is_broken, why in rules if is_broken), None)
+
+    def with_fsdp(self) -> FrameworkSupport:
+        """Return the configurations that a search has if one of the `fsdp_stages` is fixed.
+
+        >>> MEGATRON.with_fsdp().zero_stages
+        (0, 1, 3)
+        """
+        return replace(self, zero_stages=(*self.zero_stages, *self.fsdp_stages))
+
+    def _expert_rules(self, config: ParallelismConfig) -> tuple[tuple[bool, str], ...]:
+        """Return the rules on experts, like those of `broken_degrees`."""
+        named = self.expert_settings
+        return (
+            (config.etp > 1 and not named, f"does not divide single experts here, but etp is {config.etp}"),
+            (config.moe_token_dispatcher is not None and not named,
+             f"has no choice of dispatchers here, but moe_token_dispatcher is {config.moe_token_dispatcher}"),
+            (config.overlap_ep_comm and not named,
+             "does not hide the exchange of experts here, but overlap_ep_comm is on"),
+            (config.overlap_ep_comm and config.ep == 1,
+             "hides the exchange of experts only with expert parallelism, but overlap_ep_comm is on and ep is 1"),
+            (config.overlap_ep_comm and config.pp > 1 and config.vpp == 1,
+             "hides the exchange of experts only with virtual stages, but overlap_ep_comm is on and vpp is 1"),
+        )  # fmt: skip
 
     def _loses_bf16(self, config: ParallelismConfig) -> bool:
         return self.bf16_by_fsdp and config.dp_cp_size == 1 and max(config.tp, config.pp) > 1
@@ -390,10 +427,13 @@ class FrameworkSupport(Record):
         """
         if self._loses_bf16(config):
             return ()
-        # Without replicas nothing can be sharded, and listing equal configurations once is enough.
+        # Without replicas nothing can be sharded, and listing equal configurations once is enough. Optimizers that need
+        # ZeRO for narrow state run it with a single replica, too.
         if max(config.dp_cp_size, config.expert_dp_size if experts else 1) == 1:
             # Weights in CPU memory are fetched like shards, even if they are whole.
-            return (MAX_ZERO,) if config.offload_params and MAX_ZERO in self.zero_stages else (0,)
+            if config.offload_params and MAX_ZERO in self.zero_stages:
+                return (MAX_ZERO,)
+            return (1,) if config.has_narrow_state and self.narrow_state in {"moments", "copy"} else (0,)
         widens = self.widens_by_zero and config.precision == "bf16" and not config.grad_reduce_in_bf16
         once = config.pp > 1 or micro_batches == 1 or not self.sums_each_pass
         stages = self.zero_stages_with_pp if config.pp > 1 else self.zero_stages
@@ -419,8 +459,11 @@ MEGATRON = FrameworkSupport(
     zero_stages=(0, 1),
     zero_stages_with_pp=(0, 1),
     precisions=("bf16", "fp16", "fp8", "fp4"),
+    fsdp_stages=(3,),
     hybrid_stages=(1,),
     ep=True,
+    expert_settings=True,
+    micro_batch_groups=True,
     uneven_ends=True,
     empty_stages=True,
     recompute=("none", "selective", "full"),
@@ -438,7 +481,8 @@ MEGATRON = FrameworkSupport(
     shape="megatron",
     context_needs_flash=True,
 )
-"""Megatron-LM. Its FSDP shards more, but excludes many other features, so the search leaves it out.
+"""Megatron-LM. Its FSDP shards more, but excludes many other features, so a search uses it only if `zero_stage` is
+fixed to 3. Beside a pipeline, the cost model does not cover it.
 
 Its attention is Transformer Engine's, whose `UnfusedDotProductAttention` has no context parallelism
 (`transformer_engine/pytorch/attention/dot_product_attention/utils.py`, 2.9 to 2.18).

@@ -113,7 +113,7 @@ class LayerContext:
     @property
     def expert_ring(self) -> Ring:
         """GPUs that reduce the gradient of the same experts."""
-        return self.gpus.ring(self.config.expert_dp_size, self.config.ep)
+        return self.gpus.ring(self.config.expert_dp_size, self.config.expert_model_parallel_size)
 
     @property
     def shard_ring(self) -> Ring:
@@ -128,13 +128,13 @@ class LayerContext:
     @property
     def expert_shard_ring(self) -> Ring:
         """GPUs that hold the shards of one copy of an expert."""
-        return self.gpus.ring(self.config.expert_shard_size, self.config.ep)
+        return self.gpus.ring(self.config.expert_shard_size, self.config.expert_model_parallel_size)
 
     @property
     def expert_group_ring(self) -> Ring:
         """GPUs that hold the same shard of an expert, one in each group of hybrid sharding."""
         size = self.config.expert_shard_size
-        return self.gpus.ring(self.config.expert_dp_size // size, self.config.ep * size)
+        return self.gpus.ring(self.config.expert_dp_size // size, self.config.expert_model_parallel_size * size)
 
     @property
     def attended_tokens(self) -> int:

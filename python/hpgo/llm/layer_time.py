@@ -11,9 +11,19 @@ from functools import cached_property
 from math import hypot
 from typing import TYPE_CHECKING, NamedTuple
 
+from hpgo.llm.activation_offload import KEY, exposed_s, offloaded_bytes
 from hpgo.llm.adapters import adapter_weights, adapters, base_weight_bytes, expanded_s
 from hpgo.llm.cuda_graphs import launched_s
-from hpgo.llm.experts import NOTHING, PassTime, ep_all_to_all, expert_weights, experts, gemm_pass, router
+from hpgo.llm.experts import (
+    NOTHING,
+    PassTime,
+    ep_all_to_all,
+    expert_weights,
+    experts,
+    gemm_pass,
+    overlapped_exchange,
+    router,
+)
 from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.matrices import linear
 from hpgo.llm.parallelism import MAX_ZERO
@@ -414,6 +424,8 @@ def layer_times(context: LayerContext, passes: Mapping[str, PassTime] | None = N
     passes = layer_passes(context) if passes is None else passes
     if context.kind.experts and constants.expert_time_factor != 1.0:
         passes = {key: one.scaled(constants.expert_time_factor) for key, one in passes.items()}
+    if config.overlap_ep_comm and context.kind.experts:
+        passes = {**passes, "ep_all_to_all": overlapped_exchange(context, passes)}
     launch_s = launched_s(context)
 
     def with_launches(seconds: dict[str, float], factor: float) -> dict[str, float]:
@@ -437,6 +449,10 @@ def layer_times(context: LayerContext, passes: Mapping[str, PassTime] | None = N
         ):  # fmt: skip
             kept_s[key] += share * passes[key].recompute_s
     weight_grad_s = sum(one.weight_grad_s for one in passes.values())
+    if config.offload_modules:
+        moved = offloaded_bytes(context)
+        for seconds in (forward_s, kept_s, full_s):
+            seconds[KEY] = exposed_s(context, moved, sum(seconds.values()))
     # Full recomputation also launches the forward pass again, hence 1 more.
     factor = constants.backward_launch_factor
     return (

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from hpgo.llm.activation_offload import RESIDENT, offloaded_bytes
 from hpgo.llm.adapters import base_weight_bytes, saved_by_adapters, unsaved_parts
 from hpgo.llm.amounts import Amount, maximum, minimum
 from hpgo.llm.cuda_graphs import graphs_layer
@@ -378,6 +379,10 @@ def activations(context: LayerContext, held: PipelineRankLayers) -> Amount:
     micro-batch that waits for that.
     """
     found = sum(count * context.once(SAVED[again], kind) for (kind, again), count in held.in_flight.items())
+    if context.config.offload_modules:
+        away = sum(count * context.once(offloaded_bytes, kind) for (kind, _), count in held.in_flight.items())
+        largest = _largest(held.layers, partial(context.once, offloaded_bytes))
+        found = found - away + minimum(away, RESIDENT * largest)
     if context.config.recompute_modules:
         found += _largest(held.layers, partial(context.once, _RESTORED))
     # Layers are recomputed one at a time, so only the largest of them is counted with all its values.

@@ -40,6 +40,11 @@ CrossEntropyImpl = Literal["native", "te", "compiled"]
 other frameworks with logits and gradients in 16 bits, such as PyTorch's compiler makes and flash-attention has."""
 CudaGraphModule = Literal["attn", "mlp", "moe_router", "moe_preprocess"]
 """Part of a layer in its CUDA graph, by its name in Megatron-LM's `--cuda-graph-modules`."""
+OffloadedModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
+"""Part of a layer whose input waits in CPU memory, by its name in Megatron-LM's `--offload-modules`."""
+TokenDispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
+"""Exchange of tokens with the GPUs of their experts: Megatron-LM's `--moe-token-dispatcher-type`, and the backends of
+its type `flex`."""
 LoraModule = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 """GEMM of a layer that may have an adapter, by its name in Megatron-Bridge: queries, keys and values; the output of
 attention; into the feed-forward network, and out of it."""
@@ -56,6 +61,7 @@ _NEEDED_BY_MODULE = {
     "moe": "experts",
     "moe_act": "experts",
     "shared_experts": "experts",
+    "expert_fc1": "experts",
 }
 MAX_ZERO = 3
 """The highest ZeRO stage."""
@@ -90,6 +96,18 @@ class ParallelismConfig:
     ep: int = 1
     """Degree of expert parallelism: GPUs that divide the experts of each layer, whole experts each. They are adjacent
     GPUs of a stage, regardless of tp and cp. An all-to-all sends every token to its experts and back."""
+    etp: int = 1
+    """Degree of expert tensor parallelism: adjacent GPUs that divide the matrices of each expert (Megatron-LM's
+    `--expert-tensor-parallel-size`, whose default is tp)."""
+    moe_token_dispatcher: TokenDispatcher | None = None
+    """Kernels that exchange tokens with the GPUs of their experts. None means that each node receives a token once, and
+    that each of its experts does inside a node."""
+    overlap_ep_comm: bool = False
+    """Whether passes of another micro-batch hide the exchange of tokens with experts (Megatron-LM's
+    `--overlap-moe-expert-parallel-comm`, DualPipe of DeepSeek-V3)."""
+    delay_wgrad_compute: bool = False
+    """Whether gradients of weights are computed later, so that they hide more of that exchange (Megatron-LM's
+    `--delay-wgrad-compute`)."""
     pp: int = 1
     """Degree of pipeline parallelism."""
     first_rank_layers: int | None = None
@@ -104,6 +122,9 @@ class ParallelismConfig:
     """Pipeline schedule: 1F1B, interleaved if `vpp` is above 1; or a schedule that splits backward passes, so that
     gradients of weights, for which no rank waits, fill the bubble (Qi et al., arXiv 2401.10241). `zb_v` has two virtual
     stages per rank in a V: the second ones run from the last rank to the first."""
+    micro_batch_group_size: int | None = None
+    """Micro-batches that pass through a virtual stage before the turn of the next one, if `vpp` is above 1
+    (Megatron-LM's `--microbatch-group-size-per-virtual-pipeline-stage`); None means pp."""
     micro_batch_size: int = 1
     """Sequences of one micro-batch on one data-parallel replica."""
     recompute: Recompute = "none"
@@ -140,6 +161,9 @@ class ParallelismConfig:
     """Whether gradients are accumulated and reduced in bf16 instead of fp32 (Megatron-LM's `--grad-reduce-in-bf16`)."""
     recompute_modules: tuple[RecomputedModule, ...] = ()
     """Modules of each layer that are recomputed if `recompute` is selective; none of them means attention scores."""
+    offload_modules: tuple[OffloadedModule, ...] = ()
+    """Modules of each layer whose inputs wait in CPU memory from the forward to the backward pass (Megatron-LM's
+    `--fine-grained-activation-offloading`)."""
     exp_avg_dtype: StateDtype = "fp32"
     """Number format of Adam's first moment (Megatron-LM's `--exp-avg-dtype`)."""
     exp_avg_sq_dtype: StateDtype = "fp32"
@@ -177,15 +201,17 @@ class ParallelismConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         # Searches create thousands of configurations. Compare first, so that `check_int` runs only for its message.
-        for field in (*DEGREES, "dp"):
+        for field in (*DEGREES, "etp", "dp"):
             if getattr(self, field) < 1:
                 check_int(field, getattr(self, field))
-        for field in ("recompute_num_layers", "recompute_every"):
+        for field in ("recompute_num_layers", "recompute_every", "micro_batch_group_size"):
             if getattr(self, field) is not None:
                 check_int(field, getattr(self, field))
         self._check_shards()
         self._check_modules()
         self._check_cuda_graphs()
+        self._check_exchange()
+        self._check_offloading()
         # The defaults break none of these rules, and their messages take longer than the rest of the checks.
         if self.lora_rank or self.lora_target_modules or self.base_weights_dtype != "bf16":
             self._check_adapters()
@@ -325,6 +351,59 @@ class ParallelismConfig:
                     f"cuda_graph_impl is {impl}, but these graphs exclude {what}", hint, code="conflict"
                 )
 
+    def _check_exchange(self) -> None:
+        """Check the exchange of tokens with experts: the rules of `TransformerConfig.__post_init__` in Megatron-LM."""
+        if self.delay_wgrad_compute and not self.overlap_ep_comm:
+            raise ArgumentError(
+                "delay_wgrad_compute is on, but overlap_ep_comm is off: gradients of weights hide nothing",
+                "turn overlap_ep_comm on, or leave delay_wgrad_compute out",
+                code="conflict",
+            )
+        if not self.overlap_ep_comm:
+            return
+        for has, what, hint in (
+            (self.moe_token_dispatcher == "allgather", "dispatcher allgather", "use alltoall or deepep"),  # noqa: S105
+            (self.recompute == "full", "full recomputation", "use recompute='selective' with recompute_modules"),
+            ("moe" in self.recompute_modules, "recomputation of moe", "use moe_act instead of moe"),
+            (self.splits_backward, "split backward passes", "use pp_schedule='1f1b'"),
+            (
+                self.cuda_graph_impl != "none" and (not self.cuda_graph_modules or "mlp" in self.cuda_graph_modules),
+                "CUDA graphs around the exchange",
+                "give cuda_graph_modules without mlp",
+            ),
+        ):
+            if has:
+                raise ArgumentError(f"overlap_ep_comm is on, but it excludes {what}", hint, code="conflict")
+
+    def _check_offloading(self) -> None:
+        modules, named = self.offload_modules, ", ".join(self.offload_modules)
+        if not modules:
+            return
+        if len(set(modules)) < len(modules):
+            raise ArgumentError(f"offload_modules is {named}, but each module may be listed once", "remove the second")
+        if "attn_proj" in modules and "core_attn" not in modules:
+            raise ArgumentError(
+                f"offload_modules is {named}, but core_attn also needs the input of attn_proj, its result",
+                "add core_attn",
+            )
+        # The rules of `TransformerConfig.__post_init__` in Megatron-LM, and of its user guide on CUDA graphs.
+        experts, ends = {"expert_fc1", "moe_act"}.intersection(modules), {"attn_norm", "mlp_norm"}.intersection(modules)
+        graphed = self.cuda_graph_impl in {"local", "transformer_engine"}
+        for has, what, hint in (
+            (self.cpu_offload_num_layers, "offloading of whole layers", "use cpu_offload_num_layers=0"),
+            (self.recompute == "full", "full recomputation", "use recompute='selective' with recompute_modules"),
+            (
+                experts and "moe" in self.recompute_modules,
+                "recomputation of moe",
+                "use moe_act instead of moe",
+            ),
+            (self.splits_backward, "split backward passes", "use pp_schedule='1f1b'"),
+            (graphed and not self.cuda_graph_modules, "CUDA graphs of whole layers", "give cuda_graph_modules"),
+            (graphed and ends, "CUDA graphs that begin or end at norms", "leave attn_norm and mlp_norm out"),
+        ):
+            if has:
+                raise ArgumentError(f"offload_modules is {named}, but this excludes {what}", hint, code="conflict")
+
     def _check_adapters(self) -> None:
         named = ", ".join(self.lora_target_modules)
         for has, what, hint in (
@@ -376,6 +455,12 @@ class ParallelismConfig:
 
     def _check_split(self) -> None:
         schedule = self.pp_schedule
+        if self.micro_batch_group_size is not None:
+            raise ArgumentError(
+                f"micro_batch_group_size is {self.micro_batch_group_size}, but no framework has groups with {schedule}",
+                "use pp_schedule='1f1b', or leave micro_batch_group_size out",
+                code="conflict",
+            )
         if self.vpp != 2 and (schedule == "zb_v" or self.vpp == 1):
             several = "2" if schedule == "zb_v" else "2 or more"
             raise DegreeError(
@@ -478,8 +563,13 @@ class ParallelismConfig:
 
     @property
     def expert_dp_size(self) -> int:
-        """Number of GPUs that hold the same experts and reduce their gradients together: tp × cp × dp / ep."""
-        return self.tp * self.dp_cp_size // self.ep
+        """Number of GPUs that hold the same experts and reduce their gradients together: tp × cp × dp / (ep × etp)."""
+        return self.tp * self.dp_cp_size // self.expert_model_parallel_size
+
+    @property
+    def expert_model_parallel_size(self) -> int:
+        """Number of adjacent GPUs that divide the experts of a layer: ep × etp."""
+        return self.ep * self.etp
 
     @property
     def shard_size(self) -> int:
@@ -513,6 +603,7 @@ class ParallelismConfig:
             "pp": min(self.pp, 2) if sharded else 1,
             "vpp": 1,
             "pp_schedule": "1f1b",
+            "micro_batch_group_size": None,
             "first_rank_layers": None,
             "last_rank_layers": None,
             "pipeline_layout": None,
@@ -559,6 +650,10 @@ class ParallelismConfig:
             parts.append("TP overlap" if self.tp_comm_overlap else "no TP overlap")
         parts += [f"cp {self.cp}"] if self.cp > 1 else []
         parts += [f"ep {self.ep}"] if self.ep > 1 else []
+        parts += [f"etp {self.etp}"] if self.etp > 1 else []
+        parts += [] if self.moe_token_dispatcher is None else [f"dispatcher {self.moe_token_dispatcher}"]
+        delayed = " with delayed weight gradients" if self.delay_wgrad_compute else ""
+        parts += [f"EP overlap{delayed}"] if self.overlap_ep_comm else []
         parts += [self.named_pipeline()] if self.pp > 1 else []
         parts += [f"dp {self.dp}"] if self.dp > 1 else []
         parts += [f"zero {self.zero_stage}"] if self.zero_stage else []
@@ -570,6 +665,7 @@ class ParallelismConfig:
             layers += f" ({', '.join(self.recompute_modules)})" if self.recompute_modules else ""
             parts.append(f"recompute {self.recompute}{layers}")
         parts += [f"offload {pluralize(self.cpu_offload_num_layers, 'layer')}"] if self.cpu_offload_num_layers else []
+        parts += [f"offload {' and '.join(self.offload_modules)}"] if self.offload_modules else []
         if self.has_narrow_state:
             moments = dict.fromkeys((self.exp_avg_dtype, self.exp_avg_sq_dtype))
             copy = "" if self.main_params_dtype == "fp32" else f", optimizer weights {self.main_params_dtype}"
@@ -607,6 +703,8 @@ class ParallelismConfig:
         uneven = uneven if self.pipeline_layout is None else f"layout {self.pipeline_layout}"
         parts = [f"pp {self.pp}{f' ({uneven})' if uneven else ''}"]
         parts += [f"vpp {self.vpp}"] if self.vpp > 1 else []
+        if self.micro_batch_group_size is not None and self.vpp > 1:
+            parts.append(f"groups of {self.micro_batch_group_size} micro-batches")
         parts += [self.pp_schedule] if self.splits_backward else []
         return ", ".join(parts)
 
@@ -743,20 +841,29 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
             nearest(config.ep, divisors(model.experts)),
             ("ep",),
         )
+    if config.etp > 1 and not model.experts:
+        raise DegreeError(f"etp is {config.etp}, but `{model.name}` has no experts", "use `etp=1`", ("etp",))
+    if model.experts and model.expert_ffn % config.etp:
+        raise DegreeError(
+            f"etp is {config.etp}, but it must divide the FFN size of experts {model.expert_ffn} {of_model}",
+            nearest(config.etp, divisors(model.expert_ffn)),
+            ("etp",),
+        )
     # Without sequence parallelism all tensor-parallel GPUs hold the same tokens and would send each one several times.
     if model.experts and config.tp > 1 and not config.sequence_parallel:
         raise ArgumentError(
             f"tp {config.tp} with experts needs sequence parallelism, so that each GPU routes different tokens",
             "turn sequence parallelism on, or use tp 1",
         )
-    for module in config.recompute_modules:
-        needed = _NEEDED_BY_MODULE.get(module)
-        if needed and not (model.latent if needed == "latent attention" else model.experts):
-            raise ArgumentError(
-                f"recompute_modules is {', '.join(config.recompute_modules)}, but {module} needs {needed}, which"
-                f" `{model.name}` does not have",
-                f"leave {module} out",
-            )
+    for field in ("recompute_modules", "offload_modules"):
+        for module in getattr(config, field):
+            needed = _NEEDED_BY_MODULE.get(module)
+            if needed and not (model.latent if needed == "latent attention" else model.experts):
+                raise ArgumentError(
+                    f"{field} is {', '.join(getattr(config, field))}, but {module} needs {needed}, which"
+                    f" `{model.name}` does not have",
+                    f"leave {module} out",
+                )
     _check_graphed_modules(model, config)
     if config.packed_length is not None and config.packed_length > seq_length:
         raise ArgumentError(
@@ -908,14 +1015,35 @@ def check_batch(config: ParallelismConfig, global_batch_size: int) -> None:
             ("micro_batch_size", "global_batch_size", "devices"),
         )
     micro_batches = config.micro_batches(global_batch_size)
-    # Interleaving runs each virtual stage for rounds of pp micro-batches, and Megatron-LM refuses a partial round. ZB-V
-    # has no rounds.
-    if config.vpp > 1 and config.pp_schedule != "zb_v" and micro_batches % config.pp:
+    # ZB-V has no rounds.
+    if config.vpp == 1 or config.pp_schedule == "zb_v" or has_whole_rounds(config, micro_batches):
+        return
+    group = config.micro_batch_group_size
+    if group is not None:
         raise DegreeError(
-            f"the number of micro-batches is {micro_batches}, but interleaving needs a multiple of pp {config.pp}",
-            "use a smaller micro-batch or dp, or `vpp=1`",
+            f"micro_batch_group_size is {group}, but of {pluralize(micro_batches, 'micro-batch')} each"
+            f" group needs at least pp {config.pp}, the last one too",
+            f"use micro_batch_group_size={config.pp}, or another micro-batch",
             ("micro_batch_size", "vpp", "global_batch_size"),
         )
+    raise DegreeError(
+        f"the number of micro-batches is {micro_batches}, but interleaving needs a multiple of pp {config.pp}",
+        "use a smaller micro-batch or dp, or `vpp=1`",
+        ("micro_batch_size", "vpp", "global_batch_size"),
+    )
+
+
+def has_whole_rounds(config: ParallelismConfig, micro_batches: int) -> bool:
+    """Return whether interleaving can run a number of micro-batches: in groups of at least pp, the last one included.
+
+    Megatron-LM refuses others (`forward_backward_pipelining_with_interleaving`), since ranks would wait in each group.
+
+    >>> [has_whole_rounds(ParallelismConfig(pp=4, vpp=2, micro_batch_group_size=g), 10) for g in (None, 4, 5, 6, 12)]
+    [False, False, True, True, False]
+    """
+    group = config.pp if config.micro_batch_group_size is None else config.micro_batch_group_size
+    last = micro_batches % group
+    return config.pp <= group <= micro_batches and (last == 0 or last >= config.pp)
 
 
 def data_degree(config: ParallelismConfig, gpus: int) -> int:
@@ -941,6 +1069,12 @@ def data_degree(config: ParallelismConfig, gpus: int) -> int:
             f"ep is {config.ep}, but it must divide the {pluralize(stage, 'GPU')} of a stage",
             nearest(config.ep, divisors(stage)),
             ("ep",),
+        )
+    if stage // config.ep % config.etp:
+        raise DegreeError(
+            f"etp is {config.etp}, but ep {config.ep} x etp must divide the {pluralize(stage, 'GPU')} of a stage",
+            nearest(config.etp, divisors(stage // config.ep)),
+            ("etp",),
         )
     if (dp := gpus // each) % config.dp_replicate:
         raise DegreeError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpgo.llm.experts import routed_rows, saved_by_experts
+from hpgo.llm.experts import expert_width, routed_rows, saved_by_experts
 from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.matrices import expanded_s, network_s
 
@@ -85,13 +85,13 @@ def _shared_s(context: LayerContext, passes: Mapping[str, PassTime]) -> dict[str
 
 def _rows(context: LayerContext, each: float) -> float:
     sparse = context.block.experts
-    return 0.0 if sparse is None else each * routed_rows(context, sparse) * sparse.width
+    return 0.0 if sparse is None else each * routed_rows(context, sparse) * expert_width(context, sparse)
 
 
 def _rows_s(context: LayerContext, _: Mapping[str, PassTime]) -> dict[str, float]:
     if (sparse := context.block.experts) is None:
         return {}
-    moved = routed_rows(context, sparse) * 2 * (1 + sparse.inner) * sparse.width
+    moved = routed_rows(context, sparse) * 2 * (1 + sparse.inner) * expert_width(context, sparse)
     return {"router": context.moved_s(moved) * context.constants.routed_row_factor}
 
 

@@ -9,12 +9,13 @@ import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args
 
 from hpgo.base.documents import read_text
 from hpgo.base.files import as_path
 from hpgo.base.messages import join_words, pluralize, printable
 from hpgo.errors import ArgumentError
+from hpgo.llm.parallelism import TokenDispatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -109,6 +110,7 @@ _COUNTS = {
     "seq_length": "seq_length",
     "world_size": "devices",
     "recompute_num_layers": "recompute_num_layers",
+    "microbatch_group_size_per_vp_stage": "micro_batch_group_size",
     "decoder_first_pipeline_num_layers": "first_rank_layers",
     "decoder_last_pipeline_num_layers": "last_rank_layers",
 }
@@ -124,13 +126,16 @@ _SIZES = {
 _SWITCHES = {
     "sequence_parallel": "sequence_parallel",
     "grad_reduce_in_bf16": "grad_reduce_in_bf16",
+    "overlap_moe_expert_parallel_comm": "overlap_ep_comm",
+    "delay_wgrad_compute": "delay_wgrad_compute",
     "overlap_grad_reduce": "overlap_dp_comm",
 }
 """Argument of `hpgo.estimate_llm` for each argument of Megatron-LM that is True or False."""
 _OTHERS = (
     "recompute_granularity", "recompute_method", "recompute_modules", "use_distributed_optimizer", "use_megatron_fsdp",
-    "data_parallel_sharding_strategy", "bf16", "fp16", "fp8", "fp4", "tp_comm_overlap", "optimizer",
-    "optimizer_cpu_offload", "optimizer_offload_fraction",
+    "data_parallel_sharding_strategy", "bf16", "fp16", "fp8", "fp4", "tp_comm_overlap", "expert_tensor_parallel_size",
+    "moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "fine_grained_activation_offloading", "offload_modules",
+    "optimizer", "optimizer_cpu_offload", "optimizer_offload_fraction",
 )  # fmt: skip
 """Further arguments of Megatron-LM that are read. Others do not change an estimate, so two runs may differ in them."""
 _OPTIMIZERS = {"sgd", "muon", "dist_muon"}
@@ -363,6 +368,9 @@ def _arguments(settings: Mapping[str, str]) -> dict[str, Any]:
     # Megatron-LM versions with modules recompute core attention by default, even fused attention.
     if found.get("recompute") == "selective" and (modules := settings.get("recompute_modules")) is not None:
         found["recompute_modules"] = ("core_attn",) if modules == "None" else tuple(re.findall(r"\w+", modules))
+    found |= _of_experts(settings)
+    if settings.get("fine_grained_activation_offloading") == "True":
+        found["offload_modules"] = tuple(re.findall(r"\w+", settings.get("offload_modules", "")))
     if (optimizer := settings.get("optimizer")) in _OPTIMIZERS:
         found["optimizer"] = optimizer.removeprefix("dist_")
         found |= {"zero_stage": 1} if optimizer.startswith("dist_") else {}
@@ -383,6 +391,20 @@ def _arguments(settings: Mapping[str, str]) -> dict[str, Any]:
             found.pop("micro_batch_size", None)
     if settings.get(_CHECKPOINTING) == "full":
         found["recompute"] = "full"
+    return found
+
+
+def _of_experts(settings: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments on experts. Megatron-LM prints its defaults of them for models without experts, too."""
+    if not _count(settings.get("num_experts", "")):
+        return {}
+    found: dict[str, Any] = {}
+    if divided := _count(settings.get("expert_tensor_parallel_size", "")):
+        found["etp"] = divided
+    kind = settings.get("moe_token_dispatcher_type")
+    kind = settings.get("moe_flex_dispatcher_backend") if kind == "flex" else kind
+    if kind in get_args(TokenDispatcher) and (_count(settings.get("expert_model_parallel_size", "")) or 1) > 1:
+        found["moe_token_dispatcher"] = kind
     return found
 
 

@@ -17,10 +17,12 @@ from hpgo.llm.parallelism import (
     DegreeError,
     LoraModule,
     MainParamsDtype,
+    OffloadedModule,
     Optimizer,
     ParallelismConfig,
     RecomputedModule,
     StateDtype,
+    TokenDispatcher,
     check_batch,
     check_degrees,
     ends_of,
@@ -45,6 +47,8 @@ _SETTINGS: dict[str, Value | None] = {
     "tp_comm_overlap": None,
     "recompute_modules": (), "cuda_graph_impl": "none", "cuda_graph_modules": (), "grad_reduce_in_bf16": False,
     "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32", "main_params_dtype": "fp32",
+    "etp": 1, "moe_token_dispatcher": None, "overlap_ep_comm": False, "delay_wgrad_compute": False,
+    "micro_batch_group_size": None, "offload_modules": (),
     "lora_rank": 0, "lora_target_modules": (), "base_weights_dtype": "bf16", "optimizer": "adam",
     "optimizer_offload_fraction": 0.0, "offload_params": False, "packed_length": None,
 }  # fmt: skip
@@ -60,14 +64,15 @@ _WORDS = {
     "exp_avg_dtype": get_args(StateDtype),
     "exp_avg_sq_dtype": get_args(StateDtype),
     "main_params_dtype": get_args(MainParamsDtype),
+    "moe_token_dispatcher": get_args(TokenDispatcher),
     "base_weights_dtype": get_args(BaseWeightsDtype),
     "optimizer": get_args(Optimizer),
 }
 _LISTS = {
     "recompute_modules": get_args(RecomputedModule), "cuda_graph_modules": get_args(CudaGraphModule),
-    "lora_target_modules": get_args(LoraModule),
+    "offload_modules": get_args(OffloadedModule), "lora_target_modules": get_args(LoraModule),
 }  # fmt: skip
-_NUMBERS = {"lora_rank": 0, "packed_length": 1}
+_NUMBERS = {"etp": 1, "micro_batch_group_size": 1, "lora_rank": 0, "packed_length": 1}
 """Settings that are whole numbers, with the least of them."""
 _FLAGS = {"yes": True, "true": True, "no": False, "false": False}
 
@@ -109,6 +114,7 @@ class SearchSpace:
                 )
             known = left.get(name, frozenset())
             left[name] = known | {_value(name, text)} if equals and known is not None else None
+        rules = rules.with_fsdp() if fixed.get("zero_stage") in rules.fsdp_stages else rules
         space = cls(rules, title, fixed, left)
         for name, value in fixed.items():
             if not space._is_left_in(name, value):
@@ -179,6 +185,10 @@ class SearchSpace:
         passes: Any = given.get("pp_schedule", "1f1b")
         if passes != "1f1b" and "vpp" not in given:
             degree["vpp"] = 2
+        if self.settings.get("overlap_ep_comm"):
+            # The search leaves out single experts groups and single stages per rank, so the check does, too.
+            degree["ep"] = self.degree("ep", min(divisors(model.experts)[1:], default=1) if model.experts else 1)
+            degree["vpp"] = self.degree("vpp", 2 if degree["pp"] > 1 else 1)
         piped = max(degree["pp"], 2) if degree["vpp"] > 1 else degree["pp"]
         again: Any = given.get("recompute", self.settings.get("recompute", "none"))
         if degree["vpp"] > 1 and given.get("pp") == 1:
@@ -211,6 +221,7 @@ class SearchSpace:
         known = sorted(
             {0, *(rules.zero_stages_with_pp if degree["pp"] > 1 else (*rules.zero_stages, *rules.zero_stages_with_pp))}
         )
+        known += rules.fsdp_stages if degree["pp"] == 1 else ()
         if zero not in known:
             beside = " with a pipeline" if degree["pp"] > 1 else ""
             raise DegreeError(
@@ -276,7 +287,7 @@ def _around(count: int, each: int) -> list[int]:
     return [at * each for at in (count // each, count // each + 1) if at]
 
 
-def shown(value: Value) -> str:
+def shown(value: object) -> str:
     """Return a value as `--fix` reads it.
 
     >>> shown(True), shown(("mlp", "moe")), shown(0.5)

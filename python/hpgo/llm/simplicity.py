@@ -20,8 +20,9 @@ class Complexity(NamedTuple):
     """What a configuration uses beyond data parallelism, compared field by field: less is simpler."""
 
     dimensions: int
-    """Parallel dimensions beside data parallelism: tp, cp, ep and pp. Each adds process groups, and a place in every
-    checkpoint and in every message about a fault. Data parallelism is not counted, since it follows from the GPUs."""
+    """Parallel dimensions beside data parallelism: tp, cp, ep, etp and pp. Each adds process groups, and a place in
+    every checkpoint and in every message about a fault. Data parallelism is not counted, since it follows from the
+    GPUs."""
     split_backward: bool
     """Whether the schedule splits backward passes, which few kernels and frameworks support."""
     vpp: int
@@ -47,7 +48,7 @@ def complexity(config: ParallelismConfig) -> Complexity:
     (True, 2)
     """
     return Complexity(
-        sum(degree > 1 for degree in (config.tp, config.cp, config.ep, config.pp)),
+        sum(degree > 1 for degree in (config.tp, config.cp, config.ep, config.etp, config.pp)),
         config.splits_backward,
         config.vpp,
         config.ends != (None, None),
@@ -88,7 +89,7 @@ def simpler_by(simple: ParallelismConfig, other: ParallelismConfig) -> str:
     here, there = complexity(simple), complexity(other)
     saved = [
         name
-        for name in ("tp", "cp", "ep", "pp")
+        for name in ("tp", "cp", "ep", "etp", "pp")
         if getattr(simple, name) == 1 < getattr(other, name)
     ]  # fmt: skip
     saved += ["split backward passes"] if here.split_backward < there.split_backward else []

@@ -12,6 +12,8 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from hpgo.llm.activation_offload import KEY as _OFFLOAD
+from hpgo.llm.activation_offload import RESIDENT, exposed_s
 from hpgo.llm.amounts import Amount, before_ranks, by_rank, maximum, over_ranks
 from hpgo.llm.layer_context import VALUE
 from hpgo.llm.layer_time import (
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from hpgo.llm.layer_context import LayerContext
     from hpgo.model.transformer import Kind, Transformer
 
-_OFFLOAD, CPU_STEP = "cpu_offload", "cpu_optimizer"
+CPU_STEP = "cpu_optimizer"
 LABELS = {key: term.label for key, term in {**LAYER, **HEAD, **EMBEDDING}.items()} | {
     LAUNCH: "kernel launch overhead",
     _OFFLOAD: "activation offloading",
@@ -140,7 +142,8 @@ class LayerCosts:
         for kind, count in self.counts.items():
             one = self.layer[kind, False]
             for key in one.forward_s:
-                if key != LAUNCH and not (kind.experts and key in BY_EP):
+                # Longer passes hide more transfers to the CPU.
+                if key not in {LAUNCH, _OFFLOAD} and not (kind.experts and key in BY_EP):
                     found_s += count * (one.forward_s[key] + one.backward_s[key])
         return found_s
 
@@ -161,11 +164,10 @@ class LayerCosts:
         """Return the exposed transfers of a layer whose activations wait in CPU memory."""
         # Activations move to the CPU during the forward pass and back during the backward pass, which hide part of it.
         context, passes = self.context, self.layer[kind, False]
-        rate = context.gpus.host_bytes_per_s * context.constants.nvlink_efficiency
-        moved_s, hidden = context.once(SAVED[False], kind) / rate, context.constants.comm_overlap_fraction
+        moved = context.once(SAVED[False], kind)
         return LayerTime(
-            {_OFFLOAD: max(0.0, moved_s - hidden * passes.total_forward_s)},
-            {_OFFLOAD: max(0.0, moved_s - hidden * passes.total_backward_s)},
+            {_OFFLOAD: exposed_s(context, moved, passes.total_forward_s)},
+            {_OFFLOAD: exposed_s(context, moved, passes.total_backward_s)},
         )
 
     @cached_property
@@ -295,9 +297,7 @@ class PipelineStages:
         """
         held, again = self.held(at), self.recomputed(at)
         count = len(held)
-        # Two of the offloaded layers have their activations on the GPU: the layer that is computed, and the next one,
-        # which is transferred in the meantime.
-        away = max(0, min(count, self.context.config.cpu_offload_num_layers) - 2)
+        away = max(0, min(count, self.context.config.cpu_offload_num_layers) - RESIDENT)
         return PipelineRankLayers.from_layers(
             held,
             embedding=at == 0,

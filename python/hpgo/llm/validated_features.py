@@ -35,9 +35,13 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
         ("TP overlap", config.tp > 1 and config.tp_comm_overlap is True),
         ("cp", config.cp > 1),
         ("ep", config.ep > 1),
+        ("etp", config.etp > 1),
+        ("EP overlap", config.ep > 1 and config.overlap_ep_comm),
+        (f"dispatcher {config.moe_token_dispatcher}", config.ep > 1 and config.moe_token_dispatcher is not None),
         ("zero 3 with ep", config.ep > 1 and config.gathers_weights),
         ("pp", piped),
         ("vpp", config.vpp > 1),
+        ("micro-batch groups", config.vpp > 1 and config.micro_batch_group_size not in {None, config.pp}),
         (f"schedule {config.pp_schedule}", config.splits_backward),
         (zero, config.zero_stage > 0),
         ("hybrid sharding", config.dp_replicate > 1),
@@ -49,6 +53,7 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
         (config.precision, True),
         ("bf16 gradient reduction", config.grad_reduce_in_bf16),
         ("activation offloading", config.cpu_offload_num_layers > 0),
+        ("offloading of modules", bool(config.offload_modules)),
         ("CUDA graphs", config.cuda_graph_impl != "none"),
         ("LoRA", config.lora_rank > 0),
         (f"base weights {config.base_weights_dtype}", config.base_weights_dtype != "bf16"),
@@ -108,10 +113,18 @@ VALIDATED: dict[str, tuple[str, ...]] = {
 """Features of published steps by device (docs/accuracy.md, *Validated features*)."""
 # The H200 is the H100's chip with more and faster memory. Its few published steps use none but the H100's features.
 VALIDATED["H200"] = VALIDATED["H100"]
+RECIPES: dict[str, tuple[str, ...]] = {
+    "GB200": ("cp", "EP overlap", "dispatcher hybridep", "offloading of modules", "CUDA graphs"),
+    "GB300": ("EP overlap", "dispatcher hybridep", "bf16 moments", "CUDA graphs"),
+    "H100": ("EP overlap", "dispatcher alltoall", "dispatcher deepep", "dispatcher hybridep", "CUDA graphs"),
+}
+"""Further features of public recipes by device, whose published steps are in the range of their estimates
+(docs/recipes.md)."""
+RECIPES["H200"] = RECIPES["H100"]
 BEYOND: dict[str, frozenset[str]] = {name: frozenset(("LoRA",)) for name in ("B200", "H100", "H200")}
 """Features of published steps of other kinds of training, which no constant was fitted to: MLPerf Training 4.1,
 llama2_70b_lora (docs/cost-terms.md, *Adapters*)."""
-EVERYWHERE = frozenset(name for held in (*VALIDATED.values(), *BEYOND.values()) for name in held)
+EVERYWHERE = frozenset(name for table in (VALIDATED, RECIPES, BEYOND) for held in table.values() for name in held)
 """Features that were validated on any device."""
 
 
@@ -137,5 +150,5 @@ def unvalidated_features(config: ParallelismConfig, device: str, besides: Collec
     [('schedule zb_v',), ('cp', 'schedule zb_v'), ('schedule zb_v',)]
     """
     chip = family(device)
-    known = {*VALIDATED.get(chip, EVERYWHERE), *BEYOND.get(chip, ())}
+    known = {*VALIDATED.get(chip, EVERYWHERE), *RECIPES.get(chip, ()), *BEYOND.get(chip, ())}
     return tuple(name for name in features_of(config) if name not in known and name not in besides)

@@ -64,7 +64,7 @@ def place(config: ParallelismConfig, gpu: int) -> Place:
     rest, tensor = divmod(gpu, config.tp)
     rest, context = divmod(rest, config.cp)
     rank, data = divmod(rest, config.dp)
-    return Place(tensor, context, data, rank, gpu // config.ep)
+    return Place(tensor, context, data, rank, gpu // config.expert_model_parallel_size)
 
 
 def draw_llm_plan(
@@ -243,7 +243,7 @@ def _frames(grid: _Grid, config: ParallelismConfig) -> list[Item]:
     for style, size, wanted in (
         ("frame-context", config.model_parallel_size if config.cp > 1 else 1, 0.8),
         ("frame-tensor", config.tp, 2.6),
-        ("frame-expert", config.ep, 4.6),
+        ("frame-expert", config.expert_model_parallel_size, 4.6),
     ):
         inset = wanted * narrow
         if size == 1:
@@ -284,11 +284,14 @@ def _legend(estimate: LlmEstimate, counts: Sequence[int], top: float) -> tuple[l
         marks.append(("frame-tensor", f"tensor-parallel group (tp {config.tp})"))
     if config.cp > 1:
         marks.append(("frame-context", f"context-parallel group (cp {config.cp}), rank c"))
-    if (expert := config.ep) > 1:
-        marks.append(("frame-expert", f"expert-parallel group (ep {expert})"))
+    if config.expert_model_parallel_size > 1:
+        divided = f", etp {config.etp}" if config.etp > 1 else ""
+        marks.append(("frame-expert", f"expert-parallel group (ep {config.ep}{divided})"))
     if config.dp_cp_size > 1:
         shared = f"dp {config.dp}, replica d" + (f", × cp {config.cp}" if config.cp > 1 else "")
-        same = "same weights as GPU 0 except experts" if expert > 1 else "same weights as GPU 0"
+        same = (
+            "same weights as GPU 0 except experts" if config.expert_model_parallel_size > 1 else "same weights as GPU 0"
+        )
         marks.append(("same-weights", f"{same}: reduce gradients together ({shared})"))
     for at, (style, text) in enumerate(marks):
         x = _MARGIN + at % 2 * (_WIDTH - 2 * _MARGIN) / 2
@@ -299,7 +302,7 @@ def _legend(estimate: LlmEstimate, counts: Sequence[int], top: float) -> tuple[l
             Words("legend", [x + 24], [y + at // 2 * 19], [text]),
         ]
     y += -(-len(marks) // 2) * 19
-    sizes = (config.tp, config.model_parallel_size if config.cp > 1 else 1, config.ep)
+    sizes = (config.tp, config.model_parallel_size if config.cp > 1 else 1, config.expert_model_parallel_size)
     if any(node % size for size in sizes for node in counts):
         items.append(Words("note", [_MARGIN], [y + 2], ["frames end at the end of a node; a group may continue"]))
         y += 19

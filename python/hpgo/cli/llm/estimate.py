@@ -29,11 +29,13 @@ from hpgo.llm.parallelism import (
     CudaGraphModule,
     LoraModule,
     MainParamsDtype,
+    OffloadedModule,
     Optimizer,
     PipelineSchedule,
     Recompute,
     RecomputedModule,
     StateDtype,
+    TokenDispatcher,
 )
 from hpgo.llm.stack import StackFramework
 
@@ -50,8 +52,10 @@ _SECTIONS = {
 }
 _BRIEF = (
     "micro_batch_size devices tokens_per_batch framework stack platform nic_gbit_s vpp pp_schedule dp_replicate"
-    " first_rank_layers last_rank_layers pipeline_layout recompute_every recompute_num_layers recompute_modules"
-    " cpu_offload_num_layers dtensor tp_comm_overlap no_overlap_dp_comm no_sequence_parallel no_flash_attention"
+    " micro_batch_group_size first_rank_layers last_rank_layers pipeline_layout recompute_every recompute_num_layers"
+    " recompute_modules etp moe_token_dispatcher overlap_ep_comm delay_wgrad_compute"
+    " cpu_offload_num_layers offload_modules dtensor tp_comm_overlap no_overlap_dp_comm no_sequence_parallel"
+    " no_flash_attention"
     " no_fused_elementwise no_fused_adam no_fused_cross_entropy flatten_gradients grad_reduce_in_bf16"
     " adam_moments_in_bf16 exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl cuda_graph_modules"
     " lora_rank lora_target_modules base_weights_dtype optimizer optimizer_offload_fraction offload_params"
@@ -60,6 +64,7 @@ _BRIEF = (
 """Options that `--help` lists by name only, so that it fits on one screen. `hpgo help llm estimate` explains them."""
 _CONFIGURATION = (
     "framework stack tp pp vpp pp_schedule first_rank_layers last_rank_layers pipeline_layout cp ep dp_replicate"
+    " etp moe_token_dispatcher overlap_ep_comm delay_wgrad_compute micro_batch_group_size"
     " micro_batch_size recompute recompute_num_layers recompute_every"
     " cpu_offload_num_layers precision flatten_gradients dtensor grad_reduce_in_bf16 adam_moments_in_bf16"
     " exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl tp_comm_overlap lora_rank base_weights_dtype"
@@ -98,6 +103,25 @@ class EstimateOptions(TrainingOptions):
     )
     cp: int = option("--cp", type=COUNT, default=1, metavar="N", help="Context-parallel degree.  [1]")
     ep: int = option("--ep", type=COUNT, default=1, metavar="N", help="Expert-parallel degree.  [1]")
+    etp: int = option("--etp", type=COUNT, default=1, metavar="N", help="Expert-tensor-parallel degree.  [1]")
+    moe_token_dispatcher: TokenDispatcher | None = option(
+        "--moe-token-dispatcher",
+        type=click.Choice(get_args(TokenDispatcher)),
+        metavar="NAME",
+        help=f"Exchange of tokens with experts: {join_words(get_args(TokenDispatcher), 'or')}.  [each node once]",
+    )
+    overlap_ep_comm: bool = option(
+        "--overlap-ep-comm", is_flag=True, help="Hide the exchange of experts behind passes of another micro-batch."
+    )
+    delay_wgrad_compute: bool = option(
+        "--delay-wgrad-compute", is_flag=True, help="Compute gradients of weights later, to hide more of it."
+    )
+    micro_batch_group_size: int | None = option(
+        "--micro-batch-group-size",
+        type=COUNT,
+        metavar="N",
+        help="Micro-batches that pass a virtual stage before the next one's turn.  [pp]",
+    )
     micro_batch_size: int = option(
         "--micro-batch-size", type=COUNT, default=1, metavar="N", help="Sequences per micro-batch.  [1]"
     )
@@ -141,6 +165,11 @@ class EstimateOptions(TrainingOptions):
         default=0,
         metavar="N",
         help="Layers of each stage whose activations wait in CPU memory.  [0]",
+    )
+    offload_modules: str | None = option(
+        "--offload-modules",
+        metavar="NAME[,…]",
+        help=f"Parts of a layer whose inputs wait in CPU memory: {', '.join(get_args(OffloadedModule))}.",
     )
     cuda_graph_impl: CudaGraphImpl = option(
         "--cuda-graph-impl",
@@ -334,6 +363,7 @@ def _configuration(options: EstimateOptions) -> dict[str, Any]:
         "zero_stage": None if options.zero_stage is None else int(options.zero_stage),
         "recompute_modules": options.recompute_modules.split(",") if options.recompute_modules else (),
         "cuda_graph_modules": options.cuda_graph_modules.split(",") if options.cuda_graph_modules else (),
+        "offload_modules": options.offload_modules.split(",") if options.offload_modules else (),
         "lora_target_modules": options.lora_target_modules.split(",") if options.lora_target_modules else (),
         "sequence_parallel": False if options.no_sequence_parallel else None,
         "flash_attention": not options.no_flash_attention,

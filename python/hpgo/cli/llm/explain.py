@@ -252,7 +252,9 @@ def _next(options: ExplainOptions, held: LlmPlan, tried: _Tried) -> list[str]:
 
 def _words(changes: Mapping[str, object], between: str) -> str:
     """Return changes as words: `micro-batch-size 2`, or with `=` between name and value."""
-    return ",".join(f"{name.replace('_', '-')}{between}{value}" for name, value in changes.items())
+    from hpgo.llm.search_space import shown
+
+    return ",".join(f"{name.replace('_', '-')}{between}{shown(value)}" for name, value in changes.items())
 
 
 def _forbidden(held: LlmPlan, other: LlmEstimate) -> str:
