@@ -447,6 +447,7 @@ def test_packed_documents_are_exported_or_refused(tmp_path: Path) -> None:
         ("deepspeed", {"lora_rank": "16", "base_weights_dtype": "nf4"}),
         ("deepspeed", {"optimizer": "paged_adam8bit"}),
         ("deepspeed", {"optimizer_offload_fraction": 1, "zero_stage": 2}),
+        ("deepspeed", {"optimizer_offload_fraction": 0.5}),
     ],
 )
 def test_a_search_keeps_the_setting_and_estimates_alike(framework: Any, fix: dict[str, Any]) -> None:
