@@ -70,7 +70,7 @@ FITTING: dict[str, dict[str, Any]] = {
     "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 1], [["local"], 2]]},
     "internvl_vision": {"image_size": [32, 64], "patch_size": [8, 4]},
 }
-DRAWS = 4
+DRAWS = 3
 
 
 @pytest.fixture(scope="module")
