@@ -32,7 +32,7 @@ from hpgo.hardware.rates import REPORTED_BYTES, key_of
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, estimate_llm, stages_of
 from hpgo.llm.layer_context import VALUE
-from hpgo.llm.parallelism import ParallelismConfig, RecomputedModule, StateDtype
+from hpgo.llm.parallelism import CrossEntropyImpl, ParallelismConfig, RecomputedModule, StateDtype
 from hpgo.llm.stack import Stack, stack_of
 from hpgo.llm.step_range import RELATIVE_ERROR, StepKind, kind_of, log_sd
 from hpgo.llm.step_time import PipelineStages
@@ -313,6 +313,7 @@ def _point(row: dict[str, Any]) -> Point:
         fused_elementwise=not _framework(row).startswith(_UNFUSED),
         overlap_dp_comm=not _framework(row).startswith(_NO_OVERLAP),
         fused_cross_entropy=not _framework(row).startswith(_UNFUSED_LOSS),
+        cross_entropy_fusion_impl=_fused_loss(row),
         fused_adam=not _framework(row).startswith(_UNFUSED_UPDATE),
         flatten_gradients=row["set"] in _FLAT_UPDATE,
         dtensor=_framework(row) == "torchtitan",
@@ -326,6 +327,11 @@ def _point(row: dict[str, Any]) -> Point:
         row["step_s"] or row["derived_step_s"], row["mem_gb"] and row["mem_gb"] * 1e9, row["mem_kind"] or "",
         row["status"].startswith(("OOM", "over")), row["set"] in _BLOCKING, _edition(row), _stack(row, cluster),
     )  # fmt: skip
+
+
+def _fused_loss(row: dict[str, Any]) -> CrossEntropyImpl:
+    """Return the implementation of the fused loss. Megatron-Bridge has Transformer Engine's, before 2.18."""
+    return "te" if _framework(row).startswith("Megatron-Bridge") else "compiled"
 
 
 def _edition(row: dict[str, Any]) -> str:

@@ -18,12 +18,21 @@ from typing import Any
 import transformers
 from transformers import CONFIG_MAPPING
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 
-from hpgo.model.families import family, family_names
+from hpgo.model.families import family, family_names, tower_names
 
 TABLE = Path(__file__).parents[1] / "python/hpgo/model/formats/class_defaults.json"
-TYPES = tuple(sorted({family(name).configuration for name in family_names()}))
+TYPES = tuple(
+    sorted(
+        {family(name).configuration for name in family_names()}
+        | {family(name, "towers").configuration for name in tower_names()}
+    )
+)
 """Model types whose defaults the families in python/hpgo/model/families need."""
 _ROPE = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
 """Keys for the base and the rotated share, where they are not `rope_theta` and `partial_rotary_factor`."""
@@ -45,20 +54,43 @@ def of_type(model_type: str) -> dict[str, Any]:
     if "full_attention" in rope:
         defaults["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
+    rope = rope.get("main", rope)  # one of two kinds of layers
     theta, share = _ROPE.get(model_type, ("rope_theta", "partial_rotary_factor"))
     if rope:
         defaults[theta], defaults[share] = rope["rope_theta"], rope.get("partial_rotary_factor", 1.0)
     scaled = {key: value for key, value in rope.items() if key not in {"rope_theta", "partial_rotary_factor"}}
-    return {
-        "class": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type],
+    row = {
+        "class": _class(model_type, combined=bool(_parts(kind))),
         "defaults": dict(sorted(defaults.items())),
         "names": names,
+        **({"parts": parts} if (parts := _parts(kind)) else {}),
         **({"rope": scaled} if scaled.get("rope_type", "default") != "default" else {}),
         "kinds": dict(sorted(kinds.items())),
         "nullable": sorted(
             key for key, name in stated.items() if defaults[key] is not None and _takes_null(kind, name)
         ),
     }
+    # As it is read again: tuples become lists.
+    return dict(json.loads(json.dumps(row)))
+
+
+_CLASSES = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+
+def _class(model_type: str, *, combined: bool) -> str:
+    """Return the class that predicts text, or an empty text if a type has none; `combined` types have a tower."""
+    causal = str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ""))
+    other = str(_CLASSES.get(model_type, ""))
+    return other or causal if combined else causal or other
+
+
+def _parts(kind: Any) -> dict[str, Any]:
+    """Return the configurations that a class gives its parts, where a file has none."""
+    found = {}
+    for key, spec in kind.sub_configs_defaults.items():
+        if key in {"text_config", "vision_config"}:
+            found[key] = None if spec.optional else dict(spec.init_kwargs or {})
+    return found
 
 
 _ATOMS = {"int", "float", "bool", "str", "list", "dict"}

@@ -274,7 +274,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                  "recompute": "full", "recompute_num_layers": 1, "recompute_modules": (),
                  "sequence_parallel": False, "precision": "bf16",
                  "flash_attention": True, "fused_elementwise": True, "overlap_dp_comm": True,
-                 "fused_cross_entropy": True, "fused_adam": True,
+                 "fused_cross_entropy": True, "cross_entropy_fusion_impl": None, "fused_adam": True,
                  "flatten_gradients": False, "dtensor": False, "grad_reduce_in_bf16": False,
                  "adam_moments_in_bf16": False,
                  "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32", "main_params_dtype": "fp32",

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.llm.config_groups import mesh_of
 from hpgo.llm.canonical import canonical
+from hpgo.llm.config_groups import mesh_of
 from hpgo.llm.fewer_gpus import part_of
 from hpgo.llm.simplicity import preference
 
@@ -47,15 +47,22 @@ def ends_of(layers: int, pp: int, vpp: int) -> Iterator[tuple[int | None, int | 
 
 
 def every_way(
-    model, cluster: hpgo.Cluster, batch: int, seq: int, fix: dict[str, object] | None = None
+    model, cluster: hpgo.Cluster, batch: int, seq: int, fix: dict[str, object] | None = None, *, graphs: bool = False
 ) -> dict[tuple, hpgo.LlmEstimate]:
     """Everything that `hpgo.estimate_llm` accepts, by degrees, layers of each stage, and what is recomputed.
 
     All have the settings in `fix`. Megatron-LM packs single sequences, and moves state to the CPU with ZeRO only.
+    `graphs` adds the CUDA graphs that the search tries.
     """
     fix = fix or {}
     found: dict[tuple, hpgo.LlmEstimate] = {}
     gpus = cluster.devices
+    graphed: list[dict[str, object]] = [{}]
+    if graphs and model.experts:
+        modules = ["attn", *(["mlp"] if model.dense_layers else []), "moe_router", "moe_preprocess"]
+        graphed.append({"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": sorted(modules)})
+    elif graphs:
+        graphed += [{"cuda_graph_impl": impl} for impl in ("local", "full_iteration")]
     for tp, cp, ep, pp, vpp, size, zero in product(
         range(1, gpus + 1), [1, 2, 4, 8], range(1, max(1, model.experts) + 1), range(1, gpus + 1),
         range(1, model.layers + 3), range(1, batch + 1), (0, 1),
@@ -72,17 +79,20 @@ def every_way(
         degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "vpp": vpp, "micro_batch_size": size, "zero_stage": zero}
         # The stack is the one that `hpgo.plan_llm` takes for Megatron-LM on an H100.
         given = {"global_batch_size": batch, "seq_length": seq, "stack": "te-hopper", **degrees, **fix}
-        ask = partial(hpgo.estimate_llm, model, cluster, **given)
-        for first, last in ends_of(model.layers, pp, vpp):
+        for (first, last), setting in product(ends_of(model.layers, pp, vpp), graphed):
+            ask = partial(hpgo.estimate_llm, model, cluster, **given, **setting)
             try:
                 one = ask(first_rank_layers=first, last_rank_layers=last)
             except hpgo.errors.ArgumentError:
                 continue
             cut = tuple(tuple(stop - start for start, stop in stage.layers) for stage in one.stages)
-            asked = tuple(degrees.values())
+            impl = setting.get("cuda_graph_impl", "none")
+            asked = (*degrees.values(), impl)
             if (asked, cut, "none", None) in found:
                 continue  # it is that with the embedding and the head as one layer each, say
             found[asked, cut, "none", None] = one
+            if impl in {"local", "transformer_engine"}:
+                continue  # graphs of layers exclude full recomputation
             recomputed = partial(ask, first_rank_layers=first, last_rank_layers=last, recompute="full")
             found[asked, cut, "full", None] = recomputed()
             for count in range(1, max(map(max, cut))):
@@ -134,14 +144,16 @@ def to_choose_from(fit: list[hpgo.LlmEstimate], sure: list[hpgo.LlmEstimate], to
     top=st.integers(1, 8),
     share=st.floats(0.1, 1.0),
     fix=st.sampled_from([{}, {}, {"packed_length": 100}, {"optimizer_offload_fraction": 1.0}, {"optimizer": "sgd"}]),
+    graphs=st.booleans(),
 )
 @settings(max_examples=examples(25))
 def test_the_choice_is_that_of_trying_every_way(
-    model, gpus: int, batch: int, top: int, share: float, fix: dict[str, object]
+    model, gpus: int, batch: int, top: int, share: float, fix: dict[str, object], graphs: bool
 ) -> None:
     cluster = hpgo.Cluster.preset("h100").first(gpus)
     asked = {"global_batch_size": batch, "seq_length": 1024, "top": top, "fix": fix}
-    every = every_way(model, cluster, batch, 1024, fix)
+    asked |= {} if graphs else {"exclude": ["cuda_graph_impl"]}
+    every = every_way(model, cluster, batch, 1024, fix, graphs=graphs)
     if not every:
         with pytest.raises(hpgo.errors.ArgumentError, match="no configuration divides"):
             hpgo.plan_llm(model, cluster, devices=gpus, **asked)
@@ -192,7 +204,8 @@ def test_fewer_gpus_are_used_where_no_more_of_them_are_quicker(model, shape: tup
     if least_s == inf:
         return
     used = max(count for count, step_s in quickest.items() if step_s == least_s)
-    found = hpgo.plan_llm(model, cluster, global_batch_size=batch, seq_length=1024, top=1)
+    asked = {"global_batch_size": batch, "seq_length": 1024, "top": 1, "exclude": ["cuda_graph_impl"]}
+    found = hpgo.plan_llm(model, cluster, **asked)
     assert (found.fastest.step_s, found.cluster.devices, found.available) == (least_s, used, nodes * each)
     assert all(one.gpus == used for one in found.estimates)
     if used == nodes * each:
@@ -221,6 +234,37 @@ def test_64_gpus_of_a_rack_of_72_are_used_and_each_keeps_its_nic() -> None:
     assert [node.count for node in two.cluster.nodes] == [64, 64]
     whole = hpgo.Cluster.preset("gb200:2")
     assert two.cluster.inter.collective_bytes_per_s / 64 == whole.inter.collective_bytes_per_s / 72
+
+
+def test_cuda_graphs_are_chosen_where_launches_take_longest_and_the_list_says_what_they_save() -> None:
+    small = hpgo.Transformer(layers=8, hidden=1024, heads=16, kv_heads=16, head_dim=64, ffn=4096, vocab=32000)
+    ask = {"global_batch_size": 8, "seq_length": 1024, "devices": 1}
+    found = hpgo.plan_llm(small, "h100:1", **ask)
+    assert found.best.parallelism.cuda_graph_impl != "none"
+    assert "CUDA graphs" in found.best.unvalidated_features
+    off = hpgo.plan_llm(small, "h100:1", **ask, exclude=["cuda_graph_impl"])
+    assert off.fastest.step_s > 1.07 * found.fastest.step_s
+    assert off.plain_s == tuple(one.step_s for one in off.estimates)
+    same = replace(found.best.parallelism, cuda_graph_impl="none")
+    assert found.plain_s[0] == next(one.step_s for one in off.estimates if one.parallelism == same)
+    words = ["llm", "plan", "gpt-2-xl", "-c", "h100:1", "-b", "8", "--seq-length", "256", "--top", "2"]
+    report = " ".join(CliRunner().invoke(group, words).stdout.split())
+    assert "CUDA graphs save" in report
+    assert "of the step time of number 1" in report
+
+
+def test_hybrid_sharding_is_tried_where_each_pass_gathers_weights() -> None:
+    ask = {"global_batch_size": 256, "seq_length": 4096, "framework": "torchtitan", "devices": 256, "top": 3}
+    fixed = {"zero_stage": 3, "tp": 1, "cp": 1, "pp": 1, "micro_batch_size": 1}
+    found = hpgo.plan_llm("llama-3-8b", "h100:32", **ask, fix=fixed)
+    steps = {
+        groups: hpgo.plan_llm("llama-3-8b", "h100:32", **ask, fix={**fixed, "dp_replicate": groups}).fastest.step_s
+        for groups in (1, 2, 4, 8, 16, 32)
+    }
+    assert found.fastest.step_s == min(steps.values()) < steps[1]
+    assert found.configurations == 2 * 2 * len(steps)  # with and without recomputation and CUDA graphs
+    excluded = hpgo.plan_llm("llama-3-8b", "h100:32", **ask, fix=fixed, exclude=["dp_replicate"])
+    assert excluded.fastest.step_s == steps[1]
 
 
 def test_memory_that_is_left_alone_is_left_alone() -> None:

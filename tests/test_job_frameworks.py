@@ -235,6 +235,39 @@ def test_deepspeeds_reduced_run_keeps_layers_of_the_users_configuration(
         assert {name: getattr(found, name) for name in expected} == expected
 
 
+def test_deepspeeds_step_time_includes_what_the_gpu_still_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch", reason="the script counts buffers of a PyTorch model")
+    clock_s = [0.0]
+
+    class Loss:
+        """A loss that the GPU has 3 s after Python asked for it."""
+
+        def __float__(self) -> float:
+            clock_s[0] += 3.0
+            return 1.5
+
+    engine = SimpleNamespace(module=torch.nn.Identity(), device="cpu")
+    given = {
+        "os": os,
+        "torch": SimpleNamespace(
+            manual_seed=int,
+            cuda=SimpleNamespace(is_available=bool),
+            distributed=SimpleNamespace(get_rank=int, get_world_size=lambda: 1),
+        ),
+        "time": SimpleNamespace(perf_counter=lambda: clock_s[0]),
+        "deepspeed": SimpleNamespace(init_distributed=int, initialize=lambda **_: (engine, None)),
+        "words": lambda: SimpleNamespace(steps=2, smoke=True, save=None),
+        "config_of": lambda _: {},
+        "planned_model": lambda _: engine.module,
+        "model_config": lambda: SimpleNamespace(vocab_size=2),
+        "counting": lambda *_: iter(()),
+        "train_step": lambda *_: Loss(),
+    }
+    functions(texts(llm("deepspeed"), "deepspeed")["train.py"], {"main"}, **given)["main"]()
+    printed = capsys.readouterr().out.splitlines()
+    assert [re.findall(r"iter time \(s\): (\S+),", line) for line in printed] == [["3.0000"], ["3.0000"]]
+
+
 @pytest.mark.parametrize("pp", [1, 2])
 def test_deepspeeds_loss_stores_no_logits_in_32_bits(pp: int) -> None:
     torch = pytest.importorskip("torch", reason="the loss is computed with PyTorch")
@@ -340,6 +373,27 @@ def test_a_folder_of_layers_needs_ranks_in_order_and_a_framework(tmp_path: Path)
     start = jobs.files(layers("torch"), on="torchrun")["job.sh"].splitlines()[-1]
     assert start.startswith("exec python3 -m torch.distributed.run --nnodes=2")
     assert start.endswith("--no-python bash rank.sh")
+
+
+def test_plan_writes_the_job_of_a_framework(tmp_path: Path, run: Any) -> None:
+    ask = ["plan", "bert-48", "-c", "dapple-a", "-b", "64"]
+    done = run(*ask, "--framework", "torch", "-o", "job/", "-o", "plan.json")
+    assert "Next: bash job/smoke.sh\n      hpgo launch job/\n" in done.stdout
+    expected = jobs.files(hpgo.Plan.read(tmp_path / "plan.json"))
+    assert {path.name for path in (tmp_path / "job").iterdir()} == set(expected)
+    for name, text in expected.items():
+        written = (tmp_path / "job" / name).read_text(encoding="utf-8")
+        # Plans are compared by their values, because both 0 and 0.0 are written.
+        assert written == text or json.loads(written) == json.loads(text)
+    for words, says in (
+        ([], "needs --framework"),
+        (["--framework", "megatron"], "hpgo export PLAN.json --to megatron -o FILE"),
+        (["--framework", "deepspeed"], "a job for PyTorch"),
+        (["--framework", "torch", "--devices", "8,16"], "is for one plan"),
+    ):
+        refusal = run(*ask, *words, "-o", "job/", code=2 if "needs" in says or "one plan" in says else 1)
+        assert says in refusal.stderr
+        assert refusal.stdout == ""
 
 
 def test_torchtitan_0_2_is_refused_where_it_would_compute_in_fp32() -> None:

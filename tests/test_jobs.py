@@ -152,6 +152,21 @@ def test_a_model_of_few_layers_has_no_reduced_plan() -> None:
     assert reduced(few) is None
     assert "small.sh" not in jobs.files(few)
     assert "--small" not in jobs.files(few)["smoke.sh"]
+    assert (
+        "no reduced model for a first run on one host: the model has 2 layers already" in jobs.files(few)["README.md"]
+    )
+
+
+def test_the_readme_says_why_a_rack_has_no_reduced_run() -> None:
+    rack = hpgo.Cluster.preset("gb200:1")
+    ask = {"global_batch_size": 144, "seq_length": 8192, "zero_stage": 1}
+    one, other = (hpgo.estimate_llm("llama-3-8b", rack, tp=tp, **ask) for tp in (8, 4))
+    files = jobs.files(hpgo.LlmPlan.of(one, "llama-3-8b", rack))
+    assert "on one host: tensor parallelism needs 8 GPUs, but one host has 4." in files["README.md"]
+    assert "small.sh" not in files
+    files = jobs.files(hpgo.LlmPlan.of(other, "llama-3-8b", rack))
+    assert "small.sh" in files
+    assert "There is no reduced model" not in files["README.md"]
 
 
 @pytest.mark.parametrize("on", LAUNCHERS)
@@ -408,31 +423,42 @@ def test_kubernetes_gets_the_files_the_volumes_and_the_values(place: Path) -> No
     jobs.save(plan_of("dense"), place / "job", on="kubernetes")
     done = run(place, "bash", "job/job.sh", **filled(place))
     assert done.returncode == 2
-    assert {"EDIT-IMAGE", "EDIT-CLAIM", "EDIT-RDMA"} <= set(done.stderr.replace(",", "").split())
-    pods = place / "job/job.yaml"
-    text = pods.read_text(encoding="utf-8")
-    for word, value in (("EDIT-IMAGE", "me/train:1"), ("EDIT-CLAIM", "data"), ("EDIT-RDMA", "rdma/shared")):
-        text = text.replace(word, value)
-    pods.write_text(text, encoding="utf-8")
-    small = place / "job/small.yaml"
-    small.write_text(small.read_text(encoding="utf-8").replace("EDIT-", "done-"), encoding="utf-8")
+    assert "CONTAINER_IMAGE is empty" in done.stderr
+    assert "DATA_CLAIM is empty" in done.stderr
+    assert "RDMA_RESOURCE" not in done.stderr
+    values = {"CONTAINER_IMAGE": "me/train:1", "DATA_CLAIM": "data"}
     stub(place / "bin", "kubectl", 'printf "%s\\n" "$*" >> "$RECORD"; [ "$1" = apply ] && cat > /dev/null || true')
-    done = launched(place, "--env", "WANDB_MODE=offline mode", **filled(place))
+    done = launched(place, "--env", "WANDB_MODE=offline mode", **filled(place), **values, RDMA_RESOURCE="rdma/shared")
     assert (done.returncode, [line for line in done.stderr.splitlines() if "error" in line]) == (0, [])
     calls = (place / "record").read_text(encoding="utf-8")
-    assert "create -f job.yaml" in calls
-    values = run(place, "bash", "-c", '. job/values.sh; printf "%s\\n" "$TOKENIZER_MODEL" "$WANDB_MODE" "$JOB_RUN"')
-    assert values.stdout.splitlines() == ["$(touch pwned)", "offline mode", "train"]
+    assert "create -f job.filled.yaml" in calls
+    text = (place / "job/job.filled.yaml").read_text(encoding="utf-8")
+    passed = run(place, "bash", "-c", '. job/values.sh; printf "%s\\n" "$TOKENIZER_MODEL" "$WANDB_MODE" "$JOB_RUN"')
+    assert passed.stdout.splitlines() == ["$(touch pwned)", "offline mode", "train"]
     spec = yaml.safe_load(text)["spec"]["pytorchReplicaSpecs"]
     assert {name: one["replicas"] for name, one in spec.items()} == {"Master": 1, "Worker": 1}
     pod = spec["Worker"]["template"]["spec"]
     (container,) = pod["containers"]
+    assert container["image"] == "me/train:1"
+    assert pod["volumes"][-1]["persistentVolumeClaim"] == {"claimName": "data"}
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/shared": 1}
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/dev/shm", "/job", "/data"]
     assert pod["volumes"][0]["emptyDir"] == {"medium": "Memory"}
     for item in pod["volumes"][1]["configMap"]["items"]:
         assert (place / "job" / item["path"]).is_file(), item
         assert f"--from-file={item['key']}={item['path']}" in calls
+
+
+def test_kubernetes_without_rdma_asks_for_no_adapter_and_runs_the_reduced_job(place: Path) -> None:
+    jobs.save(plan_of("dense"), place / "job", on="kubernetes")
+    stub(place / "bin", "kubectl", '[ "$1" = apply ] && cat > /dev/null || true')
+    values = {"CONTAINER_IMAGE": "me/train:1", "DATA_CLAIM": "data"}
+    for script, name in (("job.sh", "job"), ("small.sh", "small")):
+        done = run(place, "bash", f"job/{script}", **filled(place), **values)
+        assert done.returncode == 0, done.stderr
+        spec = yaml.safe_load((place / f"job/{name}.filled.yaml").read_text(encoding="utf-8"))["spec"]
+        (container,) = spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
 
 
 def test_ray_gets_the_folder_and_the_values(place: Path) -> None:
@@ -514,6 +540,18 @@ def test_the_smoke_run_reads_its_log(log: str, code: int, says: str, place: Path
         assert "max allocated: 60000.0" in done.stdout
 
 
+def test_lines_of_steps_that_have_the_memory_are_printed_once(place: Path) -> None:
+    cluster = hpgo.Cluster.preset("h100:1")
+    estimate = hpgo.estimate_llm("llama-3-8b", cluster, global_batch_size=8, seq_length=8192, framework="torchtitan")
+    folder = place / "job"
+    jobs.save(hpgo.LlmPlan.of(estimate, "llama-3-8b", cluster, framework="torchtitan"), folder, on="torchrun")
+    lines = [f"step: {at} loss: 6.5 memory: 41.12GiB(51.95%) tps: 7,000 mfu: 40.00%" for at in range(1, 6)]
+    (folder / "smoke.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    done = run(place, "bash", "job/smoke.sh", "--read")
+    assert done.returncode == 0, done.stderr
+    assert [done.stdout.count(line) for line in lines] == [0, 0, 1, 1, 1]
+
+
 def test_the_hint_after_a_full_memory_can_be_copied(place: Path) -> None:
     folder = place / "my $job's"
     jobs.save(plan_of("node"), folder, command=f"hpgo llm plan {shlex.quote(HOSTILE.replace(chr(10), ' '))} -c h100:1")
@@ -582,9 +620,25 @@ def test_a_platform_of_another_frameworks_stack_is_warned_of(framework: str, war
     assert (f"note: {says}" in done.stderr) == warns
 
 
-def test_a_plan_without_an_ending_is_the_one_that_is_explained_next(tmp_path: Path) -> None:
+def test_a_new_name_without_an_ending_is_refused_before_the_search(tmp_path: Path) -> None:
+    new = str(tmp_path / "jnew")
+    for ask in (
+        ["llm", "plan", "llama-3-8b", "-c", "h100:1", "--seq-length", "8192"],
+        ["plan", "bert-48", "-c", "h100"],
+    ):
+        done = CliRunner().invoke(group, [*ask, "-b", "64", "-o", new])
+        assert done.exit_code == 1
+        assert isinstance(done.exception, hpgo.errors.ArgumentError)
+        assert "may be meant as a file or as a folder" in done.exception.message
+        assert "jnew/` for a folder" in done.exception.hint
+        assert "jnew.json` for the plan" in done.exception.hint
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_in_a_file_without_an_ending_is_the_one_that_is_explained_next(tmp_path: Path) -> None:
     ask = ["llm", "plan", "llama-3-8b", "-c", "h100:1", "-b", "64", "--seq-length", "8192"]
     file = tmp_path / "jnew"
+    file.touch()
     done = CliRunner().invoke(group, [*ask, "-o", str(file)])
     assert done.exit_code == 0, done.output
     assert "Save the plan" not in done.output

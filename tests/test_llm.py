@@ -169,7 +169,9 @@ def test_dtensor_keeps_inputs_gathered_and_fsdp2_lays_out_a_layers_gradient_once
     """As autograd saved them of a layer under torchtitan's plan, compiled or not: not gathered anew as by Megatron."""
     tokens, h, t = 2048, LLAMA.hidden, 8
     for sequence in (True, False):
-        config = ParallelismConfig(tp=t, sequence_parallel=sequence, dp=4, zero_stage=2)
+        config = ParallelismConfig(
+            tp=t, sequence_parallel=sequence, dp=4, zero_stage=2, cross_entropy_fusion_impl="compiled"
+        )
         usual, theirs = (context(LLAMA, replace(config, dtensor=dtensor)) for dtensor in (False, True))
         more = saved_activation_bytes(theirs, recomputed=False) - saved_activation_bytes(usual, recomputed=False)
         assert more == pytest.approx(4 * tokens * h * (1 - 1 / t) if sequence else 0)
@@ -190,11 +192,34 @@ def test_a_loss_over_parts_of_the_vocabulary_ends_with_four_values_a_logit() -> 
         assert stage_memory(one, PipelineStages(one, 1).rank_layers(0, 1))["logits"] == each * 2048 * LLAMA.vocab / t
 
 
-def test_a_loss_of_one_kernel_keeps_logits_and_their_gradient_in_16_bits() -> None:
-    one, several = (context(LLAMA, ParallelismConfig(tp=2, fused_cross_entropy=fused)) for fused in (True, False))
+@pytest.mark.parametrize(
+    ("asked", "each"),
+    [
+        ({}, 6),
+        ({"cross_entropy_fusion_impl": "native"}, 6),
+        ({"cross_entropy_fusion_impl": "te"}, 2),
+        ({"dtensor": True}, 4),
+        ({"flatten_gradients": True}, 4),
+        ({"dtensor": True, "cross_entropy_fusion_impl": "native"}, 6),
+        ({"fused_cross_entropy": False}, 14),
+        ({"fused_cross_entropy": False, "cross_entropy_fusion_impl": "te"}, 14),
+    ],
+)
+def test_logits_take_what_the_implementation_of_the_loss_keeps(asked: dict[str, Any], each: int) -> None:
+    one = context(LLAMA, ParallelismConfig(**asked))
     part = PipelineStages(one, 1).rank_layers(0, 1)
-    assert stage_memory(one, part)["logits"] == 4 * 2048 * LLAMA.vocab / 2
-    assert stage_memory(several, part)["logits"] == 14 * 2048 * LLAMA.vocab / 2
+    assert stage_memory(one, part)["logits"] == each * 2048 * LLAMA.vocab
+
+
+def test_the_loss_of_an_estimate_is_the_one_that_is_exported() -> None:
+    cluster = hpgo.Cluster.preset("h100:1")
+    for asked, word in ((None, "native"), ("native", "native"), ("te", "te")):
+        one = hpgo.estimate_llm(
+            "llama-3-8b", cluster, global_batch_size=8, seq_length=4096, tp=2, cross_entropy_fusion_impl=asked
+        )
+        text = hpgo.export.files(hpgo.LlmPlan.of(one, "llama-3-8b", cluster), "megatron")["arguments.txt"]
+        assert f"--cross-entropy-fusion-impl {word}\n" in text
+        assert ("refuse the loss of Transformer Engine" in text) == (word == "te")
 
 
 def test_values_that_wait_in_the_hosts_memory_take_none_of_a_gpu_and_time_that_passes_do_not_hide() -> None:

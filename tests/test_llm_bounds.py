@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.llm.bounds import ALL, NONE, Candidate
-from hpgo.llm.config_groups import ConfigGroup, config_groups, min_recomputed
+from hpgo.llm.config_families import config_grids, config_groups, min_state_bytes
+from hpgo.llm.config_groups import ConfigGroup, min_recomputed
 from hpgo.llm.constants import CONSTANTS
 from hpgo.llm.estimate import _rank_layers, in_flight, max_memory_bytes, simulated_step_s
 from hpgo.llm.frameworks import DEEPSPEED, MEGATRON, TORCHTITAN
@@ -20,7 +21,7 @@ from hpgo.llm.layer_context import LayerContext
 from hpgo.llm.memory import COLUMNS, stage_memory
 from hpgo.llm.parallelism import ParallelismConfig
 from hpgo.llm.search_space import SearchSpace
-from hpgo.llm.step_time import PipelineStages
+from hpgo.llm.step_time import LayerCosts, PipelineStages
 
 models = st.builds(
     lambda layers, experts, tied, seen, further: hpgo.Transformer(
@@ -103,6 +104,8 @@ def test_partial_recomputation_needs_no_fewer_layers_and_no_less_time_than_its_g
     model, gpus: int, batch: int, share: float
 ) -> None:
     for group in groups_of(model, gpus, batch):
+        if not group.some:
+            continue  # CUDA graphs of layers exclude recomputation
         each = [minimum for minimum, _ in group.leanest()]
         limit_bytes = min(each) + share * (max(each) - min(each))
         limit_bytes *= 1 + 1e-8  # bounds are a little lower, and equal sizes are not tested here
@@ -138,3 +141,44 @@ def test_two_rounds_of_micro_batches_have_as_many_in_flight_as_any(pp: int, vpp:
     config = ParallelismConfig(pp=pp, vpp=vpp)
     for rank, more in product(range(pp), (0, 1, pp, 100)):
         assert in_flight(config, rank, 2 * pp + more) == in_flight(config, rank, 2 * pp)
+
+
+@given(
+    model=models, gpus=st.sampled_from([4, 8]), batch=st.sampled_from([2, 8]), data=st.data(),
+    rules=st.sampled_from([MEGATRON, TORCHTITAN, DEEPSPEED]),
+)  # fmt: skip
+@settings(max_examples=15)
+def test_shared_terms_are_those_of_each_group_alone_and_families_bound_their_groups(
+    model, gpus: int, batch: int, rules, data
+) -> None:
+    on = Gpus.of(hpgo.Cluster.preset("h100:2").first(gpus), "bf16")
+    config = ParallelismConfig(flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor)
+    context = LayerContext(model, config, on, CONSTANTS, 1024)
+    grids = config_grids(context, batch, SearchSpace.of(rules, "it"))
+    for grid in grids:
+        groups = list(grid.groups())
+        assert sum(group.count for group in groups) == grid.count
+        assert [group.order for group in groups] == sorted(group.order for group in groups)
+        opened: dict[tuple[int, ...], float] = {}
+        waiting = list(grid.families())
+        while waiting:
+            family = waiting.pop()
+            for one in family.open():
+                if isinstance(one, ConfigGroup):
+                    opened[one.order] = family.bound_s
+                else:
+                    waiting.append(one)
+        assert set(opened) <= {group.order for group in groups}
+        if grid.plain is None:
+            assert len(opened) == len(groups)
+        for group in groups:
+            assert opened.get(group.order, 0.0) <= group.bound_s
+        if groups:
+            group = data.draw(st.sampled_from(groups))
+            alone = LayerCosts(group.costs.context)
+            assert group.costs.layer == alone.layer
+            assert group.costs.least_s == pytest.approx(alone.least_s)
+            least_bytes = min(minimum for minimum, _ in group.leanest())
+            assert group.leanest_bytes == least_bytes
+            assert group.min_bytes <= least_bytes
+            assert min_state_bytes(context, grid.space) <= gpus * group.min_bytes

@@ -217,7 +217,7 @@ def test_recomputation_that_frees_nothing_is_warned_of(words: tuple[str, ...], w
 
 
 @pytest.mark.parametrize(
-    ("seq_length", "fits", "may_run"), [(16384, True, False), (17408, False, True), (20480, False, False)]
+    ("seq_length", "fits", "may_run"), [(15360, True, False), (17408, False, True), (20480, False, False)]
 )
 def test_a_configuration_that_fits_only_what_the_card_reports_may_run(
     seq_length: int, fits: bool, may_run: bool

@@ -94,7 +94,7 @@ def test_one_step_changes_its_prediction_by_the_share_that_the_priors_leave_it(f
 
     # Slopes change on the way from the estimate to the fit. A step far off counts less, as an outlier.
     ends = share_at(NEUTRAL), share_at(NEUTRAL | fit.platform.factors())
-    share = log(fit.foretold_s[0] / step.measured_s) / log(factor) if abs(log(factor)) > 1e-3 else 0.0
+    share = log(fit.fitted_s[0] / step.measured_s) / log(factor) if abs(log(factor)) > 1e-3 else 0.0
     assert 0 <= share < 1.02 * max(ends)
     if 1e-3 < abs(log(factor)) < STEP_SD:
         assert share > 0.98 * min(ends)
@@ -377,6 +377,7 @@ def test_the_command_writes_a_platform_that_plans_read(tmp_path, run) -> None:
     assert max(len(line) for line in done.stdout.splitlines() if str(platform) not in line) <= 80
     found = hpgo.Platform.read(platform)
     told = json.loads(run("llm", "calibrate", steps, "--json").stdout)
+    assert set(told["steps"][0]) == {"model", "parallelism", "measured_s", "predicted_s", "fitted_s", "source"}
     assert told["platform"]["terms"][0]["factor"] == found.terms[0].factor
     said = run(
         "llm",

@@ -39,9 +39,10 @@ def runs(framework: str, price: hpgo.LlmEstimate) -> bool:
 def all_that_is_run(framework: str, model: hpgo.Transformer, cluster: hpgo.Cluster) -> list[hpgo.LlmEstimate]:
     """Everything that `hpgo.estimate_llm` accepts and the framework runs; ranks have equally many layers."""
     found: dict[Any, hpgo.LlmEstimate] = {}
-    for tp, cp, pp, vpp, size, zero, (schedule, recomputed) in product(
+    for tp, cp, pp, vpp, size, zero, (schedule, recomputed, graphs) in product(
         [1, 2, 4], [1, 2, 4], [1, 2, 3, 4], range(1, 7), [1, 2, 4, 8], range(4),
-        (("1f1b", "none"), ("1f1b", "full"), ("interleaved_zb", "none"), ("zb_v", "none")),
+        (("1f1b", "none", "none"), ("1f1b", "full", "none"), ("interleaved_zb", "none", "none"),
+         ("zb_v", "none", "none"), ("1f1b", "none", "full_iteration"), ("1f1b", "full", "full_iteration")),
     ):  # fmt: skip
         if cluster.devices % (tp * cp * pp):
             continue
@@ -50,7 +51,7 @@ def all_that_is_run(framework: str, model: hpgo.Transformer, cluster: hpgo.Clust
                 model, cluster, **ASKED, framework=framework, tp=tp, cp=cp, pp=pp, vpp=vpp, zero_stage=zero,
                 micro_batch_size=size, recompute=recomputed, pp_schedule=schedule, fused_elementwise=schedule == "1f1b",
                 overlap_dp_comm=framework == "megatron" or pp == 1,
-                dtensor=framework == "torchtitan",
+                dtensor=framework == "torchtitan", cuda_graph_impl=graphs,
             )  # fmt: skip
         except hpgo.errors.ArgumentError:
             continue
@@ -66,7 +67,7 @@ def test_the_best_way_of_a_launcher_is_that_of_trying_all_that_it_runs(framework
     every = all_that_is_run(framework, model, cluster)
     fit = [one for one in every if one.fits]
     if framework == "megatron":  # which runs uneven ranks, too, and computes some of a stage's layers anew
-        even, every_one = every, every_way(model, cluster, ASKED["global_batch_size"], ASKED["seq_length"])
+        even, every_one = every, every_way(model, cluster, ASKED["global_batch_size"], ASKED["seq_length"], graphs=True)
         every, fit = list(every_one.values()), fitting(every_one, 80e9)
         assert {(one.step_s, one.stages) for one in even} <= {(one.step_s, one.stages) for one in every}
     found = hpgo.plan_llm(model, cluster, **ASKED, framework=framework, top=1000, devices=4)
@@ -97,7 +98,7 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
         for one in fitting(everything(), 80e9)
         if getattr(one.parallelism, name) == value and getattr(one.parallelism, other) != left
     ]
-    ask = {**ASKED, "top": 1000, "devices": 4, "fix": {name: value}, "exclude": [f"{other}={left}"]}
+    ask = {**ASKED, "top": 1000, "devices": 4, "fix": {name: value}, "exclude": [f"{other}={left}", "cuda_graph_impl"]}
     try:
         found = hpgo.plan_llm(TINY, cluster, **ask)
     except hpgo.errors.ArgumentError:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 import hpgo
-from hpgo.model.formats.transformers import of_document
+from hpgo.model.formats.transformers import of_document, transformer_of
 from hpgo.model.transformer_presets import TRANSFORMERS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
@@ -519,6 +519,23 @@ def test_values_that_make_another_model_are_refused_with_the_files_own_keys(chan
     assert refusal_of(SMALL | changes).hint == hint
 
 
+@pytest.mark.parametrize("kind", ["llama5", "qwen4", "deepseek_v4", "gpt3"])
+def test_a_newer_model_type_is_not_taken_for_a_misspelled_one(kind) -> None:
+    hint = refusal_of(SMALL | {"model_type": kind}).hint
+    assert hint.startswith("use one of ")
+    assert "describe the model with `hpgo_transformer: 1`" in hint
+
+
+@pytest.mark.parametrize("name", ["llama4", "Llama-4-Scout", "grok"])
+def test_an_unknown_name_leads_to_its_family_and_to_the_models_own_configuration(name) -> None:
+    with pytest.raises(hpgo.errors.ProfileError) as found:
+        transformer_of(name)
+    assert found.value.hint.endswith("; for another model, name its Hugging Face config.json")
+    if name != "grok":
+        assert found.value.hint.startswith("known: llama-2-7b, ")
+        assert "llama-3.1-405b; " in found.value.hint
+
+
 def test_dense_layers_among_those_with_experts_are_refused_where_transformers_has_none() -> None:
     held = {"model_type": "deepseek_v3", "moe_layer_freq": 1}
     assert of_document(held).dense_layers == (0, 1, 2)
@@ -548,7 +565,7 @@ def test_the_activation_functions_are_those_of_transformers(transformers) -> Non
 
 
 def test_a_model_with_a_language_model_within_leads_to_that() -> None:
-    error = refusal_of({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}})
+    error = refusal_of({"model_type": "gemma_of_images", "text_config": {"model_type": "gemma3_text"}})
     assert "`text_config`" in error.hint
 
 
@@ -564,12 +581,18 @@ def test_a_model_with_a_language_model_within_leads_to_that() -> None:
         ("mistral-7b", "mistral-7b-v0.1", set()),
         # A file of the first weights, before the publisher's own: with fewer tokens and another base.
         ("mixtral-8x22b", "mixtral-8x22b", {"vocab", "rope_theta"}),
-        # The file states a width of dense layers, of which there are none.
-        ("qwen3-30b-a3b", "qwen3-30b-a3b", {"ffn"}),
+        ("qwen3-30b-a3b", "qwen3-30b-a3b", set()),
+        ("bigscience/bloom-7b1", "bloom-7b1", set()),
+        ("EleutherAI/pythia-6.9b", "pythia-6.9b", set()),
+        ("google/gemma-2-2b", "gemma-2-2b", set()),
+        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b", {"rope_scaling"}),
+        ("mistralai/Mixtral-8x22B-v0.1", "mixtral-8x22b", {"rope_theta"}),
+        ("moonshotai/Kimi-K2-Instruct", "kimi-k2-as-deepseek_v3", {"rope_theta", "rope_scaling"}),
+        ("tiiuae/falcon-7b", "falcon-7b", set()),
     ],
 )
 def test_a_transformer_by_name_is_that_of_its_published_configuration(reference, name, file, other) -> None:
-    known, read = TRANSFORMERS[name], hpgo.Transformer.read(reference / "configs" / f"{file}.json")
+    known, read = transformer_of(name), hpgo.Transformer.read(reference / "configs" / f"{file}.json")
     values = [
         {field.name: getattr(each, field.name) for each in (one, one.arithmetic) for field in fields(each)}
         for one in (known, read)

@@ -13,7 +13,7 @@ from refusals import refused
 import hpgo
 from hpgo.cli.main import group
 from hpgo.model.formats.transformers import of_document
-from hpgo.model.transformer_presets import TRANSFORMERS
+from hpgo.model.transformer_presets import TRANSFORMERS, transformer_names
 
 MEASURED = Path(__file__).parents[2] / "shared" / "reference" / "llm" / "measured.jsonl"
 
@@ -238,9 +238,11 @@ def test_the_commands_list_and_estimate(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = CliRunner().invoke
     listed = run(group, ["models", "transformers"]).output.splitlines()
-    assert [line.split()[0] for line in listed] == ["transformer", *TRANSFORMERS]
+    assert [line.split()[0] for line in listed[: listed.index("")]] == ["transformer", *TRANSFORMERS]
     assert max(map(len, listed)) <= 80
+    assert any(line.startswith("Qwen/: ") for line in listed)
     entries = json.loads(run(group, ["models", "transformers", "--json"]).output)
+    assert [entry["name"] for entry in entries] == transformer_names()
     assert all(entry["parameters"] == sum(entry["parameters_by_part"].values()) for entry in entries)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     wrote = run(group, ["estimate", "config.json", "--device", "a100", "--dim", "tokens=128", "-o", "tiny.yaml"])

@@ -160,7 +160,7 @@ def the_same_way(case: WayCase) -> bool:
     assert config.train_micro_batch_size_per_gpu == case.micro_batch_size
     assert config.gradient_accumulation_steps == case.micro_batches
     # With 32-bit sums of gradients of 16-bit weights, it asks for ZeRO on a single GPU too.
-    assert config.zero_optimization_stage == (case.zero_stage if fp16 else max(1, case.zero_stage))
+    assert config.zero_optimization_stage == (case.shared_stage if fp16 else max(1, case.shared_stage))
     check_model(exported, case)
     return True
 

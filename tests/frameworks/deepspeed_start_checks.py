@@ -33,6 +33,10 @@ RATE = re.compile(r"'lr': [^,]+")
 
 The loss is one of a single micro-batch, so that micro-batches have to be large for it to vary little."""
 
+WARM = ("datasets", "deepspeed.runtime.zero.muon.muon_optimizer", "transformers.modeling_layers")
+"""Modules that DeepSpeed and transformers import late, with PyTorch's compiler. Each takes seconds, and each fork
+of this process would import them again."""
+
 
 def started(model: SmallModel, at: Path) -> Start:
     """Build and train one model. Raises AssertionError with the end of a log."""
@@ -92,4 +96,6 @@ def _enter(folder: Path) -> None:
 
 if __name__ == "__main__":
     assert deepspeed_on_cpu.deepspeed is not None
+    for name in WARM:
+        importlib.import_module(name)
     start_each(MODELS, started)

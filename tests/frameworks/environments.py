@@ -15,7 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 REQUIREMENTS = Path(__file__).parent / "requirements"
-FOLDER = ROOT / ".frameworks"
+# Resolved, because a copy of the repository may link to the folder of another one, whose environments have its paths.
+FOLDER = (ROOT / ".frameworks").resolve()
 _LIBRARIES = "libraries"
 
 

@@ -281,7 +281,7 @@ def same_core(case: WayCase) -> bool:
     assert (told["global_batch_size"], told["micro_batch_size"]) == (case.global_batch_size, case.micro_batch_size)
     assert (told["seq_length"], told["vocab_size"]) == (case.seq_length, case.model.vocab)
     assert ("untie_embeddings_and_output_weights" in told) != case.model.tied
-    assert ("use_distributed_optimizer" in told) == (case.zero_stage == 1)
+    assert ("use_distributed_optimizer" in told) == (case.shared_stage == 1)
     return True
 
 
@@ -322,7 +322,7 @@ def compare_way(case: WayCase, config: TransformerConfig) -> None:
         assert kinds.count(LayerType.mtp) == (model.further_tokens if stage == len(case.counts) - 1 else 0)
     assert config.recompute_granularity == (None if case.recompute == "none" else case.recompute)
     if case.recompute == "full":
-        how = ("uniform", 1) if case.recompute_num_layers is None else ("block", case.recompute_num_layers)
+        how = ("uniform", 1) if case.recomputed_layers is None else ("block", case.recomputed_layers)
         assert (config.recompute_method, config.recompute_num_layers) == how
     assert (config.bf16, config.fp16) == (case.precision != "fp16", case.precision == "fp16")
     assert config.fp8 == ("hybrid" if case.precision == "fp8" else None)

@@ -20,8 +20,11 @@ import cpu_as_cuda
 
 cpu_as_cuda.pretend()
 
+# Training imports these late. Each fork would do it again, for seconds.
 import megatron.core.datasets.utils
+import megatron.core.tokenizers.text
 import megatron.training
+import megatron.training.inprocess_restart
 import pretrain_gpt
 import torch
 import torch.distributed

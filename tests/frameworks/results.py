@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import tempfile
@@ -64,6 +65,9 @@ def done(*results: Result | Start) -> None:
 
 def start_each(models: Iterable[SmallModel], start: Callable[[SmallModel, Path], Start]) -> None:
     """Starts the models that the command line names after the file for results, or all, and writes what was found."""
+    # Collections in the forks would otherwise go through all that was imported, and copy its pages.
+    gc.collect()
+    gc.freeze()
     wanted, rows = set(_TO[1:]), []
     with tempfile.TemporaryDirectory() as folder:
         for model in models:

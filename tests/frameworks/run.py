@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -70,7 +71,7 @@ def check(module: str, python: Path, sources: str = "") -> list[Row]:
         Console(stderr=True).print(f"{module} {python.parent.parent.name} {Path(sources).name}: as before")
         rows = json.loads(kept.read_text(encoding="utf-8"))
         return rows
-    began_s = time.monotonic()
+    began_s, began_cpu_s = time.monotonic(), cpu_s()
     paths = (*([sources] if sources else []), str(environments.ROOT / "python"), str(HERE))
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
@@ -86,12 +87,18 @@ def check(module: str, python: Path, sources: str = "") -> list[Row]:
             text = found.read_text(encoding="utf-8")
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(text, encoding="utf-8")
-            took_s = time.monotonic() - began_s
-            Console(stderr=True).print(f"{module} {python.parent.parent.name} {Path(sources).name}: {took_s:.0f} s")
+            took = f"{time.monotonic() - began_s:.0f} s, {cpu_s() - began_cpu_s:.0f} s of CPU"
+            Console(stderr=True).print(f"{module} {python.parent.parent.name} {Path(sources).name}: {took}")
             rows = json.loads(text)
             return rows
     sys.stderr.write(ended.stderr)
     return [{"target": module, "read_back": "FAILED"}]
+
+
+def cpu_s() -> float:
+    """Return the seconds of CPU time of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def digest(module: str, python: Path, sources: str) -> str:

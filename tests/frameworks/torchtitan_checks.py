@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import importlib.metadata
 import logging
 import os
@@ -407,7 +408,12 @@ def _train(case: Case, folder: Path, main: str) -> dict[str, torch.Tensor]:
     return found
 
 
+WARM = ("torchtitan.distributed.pipeline_parallel", "torchtitan.models.llama3.infra.parallelize")
+"""Modules of 0.2 that build a rank's model. They bring PyTorch's compiler, and each rank is a fork of this process."""
+
 if __name__ == "__main__":
+    for name in WARM if OLD else ():
+        importlib.import_module(name)
     read = tally(cases(200, ONE_CHAIN, optimizers=FSDP), the_same)
     same_ways = tally_ways(ways(200, debug_model, often=(2, 3)), the_same_way)
     done(Result(TARGET, f"torchtitan {VERSION}", read, built(), trained(), same_ways))

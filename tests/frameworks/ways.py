@@ -54,14 +54,20 @@ class WayCase:
     @property
     def counts(self) -> list[int]:
         """Layers of each stage: as at the ends and evenly between, as many, one less at both ends, or what is left."""
-        stages, layers = self.pp * self.vpp, self.model.layers
-        if self.is_uneven:
+        if (self.first_rank_layers, self.last_rank_layers) != (None, None):
+            layers = self.model.layers
             given = [count for count in (self.first_rank_layers, self.last_rank_layers) if count is not None]
             each = (layers - sum(given)) // (self.pp - len(given)) if self.pp > len(given) else 0
             ranks = [each] * self.pp
             ranks[0] = each if self.first_rank_layers is None else self.first_rank_layers
             ranks[-1] = each if self.last_rank_layers is None else self.last_rank_layers
             return [count // self.vpp for count in ranks] * self.vpp
+        return self.even_counts
+
+    @property
+    def even_counts(self) -> list[int]:
+        """Layers of each stage where the ends were not asked to have other numbers."""
+        stages, layers = self.pp * self.vpp, self.model.layers
         if layers % stages == 0:
             return [layers // stages] * stages
         if (layers + 2) % stages == 0:
@@ -71,9 +77,26 @@ class WayCase:
         return [max(0, min(each, layers - each * at)) for at in range(stages)]
 
     @property
+    def has_replicas(self) -> bool:
+        """Whether a weight is on several GPUs."""
+        replicas = self.dp * self.cp
+        return replicas > 1 or (self.model.experts > 0 and self.tp * replicas > self.ep)
+
+    @property
+    def shared_stage(self) -> int:
+        """Stage of ZeRO that is exported. Without replicas, 1 and 2 are the same as 0."""
+        return self.zero_stage if self.has_replicas or self.zero_stage == 3 else 0
+
+    @property
+    def recomputed_layers(self) -> int | None:
+        """Layers of each stage that are recomputed; None for all, also where no stage has more."""
+        number = self.recompute_num_layers
+        return None if number is not None and max(self.counts) <= number and not self.model.further_tokens else number
+
+    @property
     def is_uneven(self) -> bool:
-        """Whether the first or the last rank was asked to have other numbers of layers than those between."""
-        return (self.first_rank_layers, self.last_rank_layers) != (None, None)
+        """Whether the first or the last rank has other numbers of layers than the even split gives it."""
+        return self.counts != self.even_counts
 
 
 def ways(
@@ -126,7 +149,6 @@ def refused_by(framework: str, case: WayCase) -> list[str]:
     reasons = []
     framework, _, version = framework.partition("@")
     piped, replicas = case.pp > 1, case.dp * case.cp
-    shared = replicas > 1 or (case.model.experts > 0 and case.tp * replicas > case.ep)
     known = {
         "megatron": {0, 1},
         "torchtitan": {2} if piped or case.micro_batches == 1 else set(),
@@ -134,9 +156,9 @@ def refused_by(framework: str, case: WayCase) -> list[str]:
     }[framework] | ({3} if framework == "torchtitan" and not piped else set())
     if framework == "deepspeed" and case.precision == "bf16":
         known -= {0}  # gradients add up in 32 bits with ZeRO alone
-    if case.zero_stage not in (known if shared else {0}):
+    if case.shared_stage not in (known if case.has_replicas else {0}):
         reasons.append("what replicas share")
-    if framework != "megatron" and (case.recompute == "selective" or case.recompute_num_layers):
+    if framework != "megatron" and (case.recompute == "selective" or case.recomputed_layers):
         reasons.append("recomputation")
     precisions = {"megatron": {"bf16", "fp16", "fp8"}, "torchtitan": {"bf16"}, "deepspeed": {"bf16", "fp16"}}[framework]
     if case.precision not in precisions:

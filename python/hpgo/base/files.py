@@ -54,6 +54,18 @@ def may_be_file(path: Path) -> bool:
         return True  # the later attempt to read it reports the reason
 
 
+def exists(name: str) -> bool:
+    """Return whether a file or folder has this name, or the name is invalid, so that using it reports the reason.
+
+    >>> exists("/dev/null"), exists("no/such/file")
+    (True, False)
+    """
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return True
+
+
 def is_folder(path: Path) -> bool:
     """Return whether `path` is an existing folder.
 

@@ -86,9 +86,9 @@ class EstimateOptions(Options):
 def command(options: EstimateOptions) -> None:
     """Estimate the layer times of a model on a device from its datasheet, for `hpgo plan`.
 
-    MODEL is an ONNX file, which needs the package `onnx`, or a transformer: a name of `hpgo models transformers`, a
-    Hugging Face config.json, or a YAML file with its sizes. The time of an operation is the longer of its arithmetic
-    and its memory traffic (roofline model). Nothing is measured.
+    MODEL is an ONNX file, which needs the package `onnx`, or a transformer: a name of `hpgo models transformers`, such
+    as Qwen/Qwen2.5-72B, a Hugging Face config.json, or a YAML file with its sizes. The time of an operation is the
+    longer of its arithmetic and its memory traffic (roofline model). Nothing is measured.
 
     \b
     Examples:

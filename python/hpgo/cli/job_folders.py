@@ -15,20 +15,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hpgo.export.targets import TargetName
+    from hpgo.jobs.parts import PlanKind
     from hpgo.jobs.scripts import LauncherName
     from hpgo.llm.plan import LlmPlan
     from hpgo.planning.plans import Plan
 
 
-def check_job_folder(folder: str, framework: TargetName) -> None:
-    """Raise ArgumentError if no job folder can be written there, or for this framework, before a search runs."""
+def check_job_folder(folder: str, framework: TargetName, kind: PlanKind) -> None:
+    """Raise ArgumentError before a search runs, if no job folder for its plan can be written.
+
+    `framework` runs the plan, and `kind` is what the plan is about.
+    """
     from hpgo.export.targets import find
-    from hpgo.jobs.folder import check_folder
+    from hpgo.jobs.folder import PLAN_NAMES, check_folder
     from hpgo.jobs.parts import check_supported
 
     target = find(framework)
-    check_supported(target)
-    check_folder(folder, target)
+    check_supported(target, kind)
+    check_folder(folder, target, PLAN_NAMES[kind])
 
 
 def save_job(

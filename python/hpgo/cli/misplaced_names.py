@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpgo.base.files import exists
 from hpgo.base.messages import nearest_names, shorten
 from hpgo.errors import ArgumentError, HpgoError, ProfileError
 
@@ -58,12 +59,12 @@ def kind_of(name: str) -> str | None:
     """
     from hpgo.hardware.presets import PRESETS
     from hpgo.model.builtin import MODELS
-    from hpgo.model.transformer_presets import TRANSFORMERS
+    from hpgo.model.transformer_presets import is_transformer
     from hpgo.programs.schedule import schedules
 
     if name in MODELS:
         return "profile"
-    if name in TRANSFORMERS:
+    if is_transformer(name):
         return "transformer"
     # Names of clusters may have the number of nodes after a colon.
     if name.partition(":")[0] in PRESETS:
@@ -77,7 +78,7 @@ def check_kind(name: str, wanted: str, ctx: click.Context | None, *, own: Callab
     `wanted` is a key of `_CALLED`, `plan` or `workload`. `own` returns the names that are valid here.
     """
     # While a shell completes, incomplete names are normal. A file of this name always wins.
-    if (ctx is not None and ctx.resilient_parsing) or _exists(name):
+    if (ctx is not None and ctx.resilient_parsing) or exists(name):
         return
     kind = kind_of(name)
     if kind in {None, wanted} or name in own():
@@ -124,11 +125,11 @@ def _hint(kind: str, wanted: str, name: str, command: str) -> str:
 
 def _large_enough(name: str) -> str:
     """Return options for a cluster and a batch that are large enough to train a transformer."""
-    from hpgo.model.transformer_presets import TRANSFORMERS
+    from hpgo.model.formats.transformers import transformer_of
 
     # 16 bytes of weights, gradients and optimizer state per parameter must fit in a third of the memory of a node with
     # 8 GPUs of 80 GB, which leaves the rest for activations.
-    nodes = 2 ** max(0, math.ceil(math.log2(TRANSFORMERS[name].parameters * 16 / (8 * 80e9 / 3))))
+    nodes = 2 ** max(0, math.ceil(math.log2(transformer_of(name).parameters * 16 / (8 * 80e9 / 3))))
     return f"-c h100:{nodes} -b {max(64, 8 * nodes)}"
 
 
@@ -139,9 +140,9 @@ def meant_as_transformer(name: str, cluster: str, global_batch_size: int) -> Hpg
     """
     from hpgo.model.builtin import MODELS
     from hpgo.model.formats.transformers import transformer_of
-    from hpgo.model.transformer_presets import TRANSFORMERS
+    from hpgo.model.transformer_presets import transformer_names
 
-    if _exists(name) and not (
+    if exists(name) and not (
         Path(name).is_file() or Path(name).is_dir()
     ):  # A pipe was read already and can't be read again.
         return None
@@ -149,23 +150,18 @@ def meant_as_transformer(name: str, cluster: str, global_batch_size: int) -> Hpg
     try:
         transformer_of(name)
     except HpgoError:
-        meant = nearest_names(name, [*MODELS, *TRANSFORMERS])
-        if not meant or meant[0] in MODELS or _exists(name):
+        meant = nearest_names(name, [*MODELS, *transformer_names()])
+        if not meant or meant[0] in MODELS or exists(name):
             return None
+        # A name that is only similar is another model, such as a later one of the family.
+        close = nearest_names(name, transformer_names(), minimum=0.8)
+        asks = f"did you mean the transformer `{close[0]}`?" if close else "to plan a transformer by its config.json:"
         return ProfileError(
             f"unknown model: `{shorten(name)}` (no built-in model, no such file)",
-            f"did you mean the transformer `{meant[0]}`? `hpgo llm plan {meant[0]} {given}`",
+            f"{asks} `hpgo llm plan {close[0] if close else 'config.json'} {given}`",
             code="unknown_name",
         )
     return ArgumentError(
         f"`{name}` has no layer profile, which `hpgo plan` needs",
         f"to choose tp, pp and dp for it, run `hpgo llm plan {shlex.quote(name)} {given}`",
     )
-
-
-def _exists(name: str) -> bool:
-    """Return whether a file has this name, or the name is invalid, so that reading it reports the reason."""
-    try:
-        return Path(name).exists()
-    except (OSError, ValueError):
-        return True

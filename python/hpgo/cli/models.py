@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 import click
@@ -10,12 +11,13 @@ import click
 from hpgo.base.documents import make_folder
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.cli.command import Group, Options, argument, takes
-from hpgo.cli.terminal import sources, table
+from hpgo.cli.terminal import sources, table, width
 from hpgo.cli.values import AS_JSON, PROFILE, Known
 from hpgo.model.builtin import MODELS, built_in
 from hpgo.model.formats import read_profile, write_profile
 from hpgo.model.formats.native import write_yaml
-from hpgo.model.transformer_presets import TRANSFORMERS
+from hpgo.model.hub import hub_date, hub_names, is_variant
+from hpgo.model.transformer_presets import TRANSFORMERS, named_transformer, transformer_names
 
 
 class ListOptions(Options):
@@ -131,6 +133,10 @@ def transformers(options: TransformersOptions) -> None:
     They have sizes but no layer times; `hpgo llm show` prints one. Active parameters count only the experts of one
     token. A tied weight counts once.
 
+    The table has hpgo's own names. The names of the Hugging Face hub follow, in which case and organization don't
+    matter: `Qwen/Qwen2.5-72B` is `qwen2.5-72b`, too. Of models with the same shape, such as a base model and its
+    chat model, only the first is printed. --json lists all.
+
     \b
     Examples:
       hpgo models transformers
@@ -145,7 +151,8 @@ def transformers(options: TransformersOptions) -> None:
                 "active_parameters": one.active_parameters,
                 "parameters_by_part": one.parameters_by_part(),
             }
-            for name, one in TRANSFORMERS.items()
+            for name in transformer_names()
+            if (one := named_transformer(name))
         ]
         click.echo(json.dumps(entries, indent=2))
         return
@@ -156,3 +163,14 @@ def transformers(options: TransformersOptions) -> None:
             for name, one in TRANSFORMERS.items()
         ],
     )
+    firsts: dict[str, list[str]] = {}
+    for name in hub_names():
+        if not is_variant(name):
+            organization, _, short = name.partition("/")
+            firsts.setdefault(organization, []).append(short)
+    variants = sum(map(is_variant, hub_names()))
+    texts = [f"{organization}/: {', '.join(names)}" for organization, names in firsts.items()]
+    texts.append(f"{variants} more names have the shape of one of these, such as Qwen/Qwen2.5-72B-Instruct")
+    click.echo(f"\nnames of the Hugging Face hub, as of {hub_date()}")
+    for text in texts:
+        click.echo(textwrap.fill(text, width(), subsequent_indent="  ", break_on_hyphens=False))

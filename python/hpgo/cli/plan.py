@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -22,11 +22,14 @@ from hpgo.cli.terminal import say, searching, table, width
 from hpgo.cli.values import (
     AS_JSON,
     MODEL,
+    ON_LAUNCHER,
     PICTURES,
+    PLAN_OR_JOB_OUT,
     PLAN_OUT,
     STILL,
     cluster_option,
     framework_option,
+    is_folder_name,
     written,
 )
 from hpgo.errors import ArgumentError, InfeasibleError, ProfileError
@@ -34,7 +37,9 @@ from hpgo.errors import ArgumentError, InfeasibleError, ProfileError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hpgo.export.targets import TargetName
     from hpgo.hardware.cluster import Cluster
+    from hpgo.jobs.scripts import LauncherName
     from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
 
@@ -109,7 +114,7 @@ class SavingOptions(Options):
 
 _SECTIONS = {title: names.format("devices framework max_stages ") for title, names in SECTIONS.items()} | {
     "Search": "time_limit tolerance",
-    "Output": "outputs no_embed alternatives plot as_json as_markdown",
+    "Output": "outputs on no_embed alternatives plot as_json as_markdown",
 }
 
 
@@ -128,6 +133,12 @@ class PlanOptions(ProblemOptions, SavingOptions):
     )
     schedule: str | None = schedule_option("eager_1f1b, or that of --framework", "auto")
     framework: str | None = framework_option("megatron", "torchtitan", "deepspeed", "torch")
+    outputs: tuple[str, ...] = written(
+        PLAN_OR_JOB_OUT,
+        "Also write the plan (.json), a picture of its step (.svg .png .pdf .html .tex), its report (.md), or with"
+        " --framework torchtitan, deepspeed or torch a job that starts it (FOLDER/). Repeatable.",
+    )
+    on: LauncherName = ON_LAUNCHER
     devices: tuple[int, ...] | None = option(
         "--devices", type=Counts(), metavar="N[,N…]", help="Use only the first N devices of the cluster."
     )
@@ -173,6 +184,7 @@ def command(options: PlanOptions) -> None:
       hpgo plan bert-48 -c dapple-a -b 64 --schedule auto
       hpgo plan bert-48 -c dapple-a -b 64 --framework megatron -o plan.json
       hpgo plan vgg-19 -c dapple-c -b 2048 -o plan.json
+      hpgo plan bert-48 -c dapple-a -b 64 --framework torch -o job/
       hpgo plan bert-48 -c h100:4 -b 1024 --tolerance 5%
       hpgo plan vgg-19 -c h100 -b 64 --save-alternative "data parallelism=dp.json"
       hpgo plan vgg-19 -c dapple-c -b 256,512,1024,2048 --plot vgg-19.svg
@@ -191,10 +203,17 @@ def command(options: PlanOptions) -> None:
         from hpgo.draw.curves import check
 
         check(options.plot)  # A missing matplotlib must be reported now, not after minutes of search.
-    if several and (drawn := [output for output in options.outputs if Path(output).suffix not in {"", ".json"}]):
+    jobs = [output for output in options.outputs if is_folder_name(output)]
+    if several and (drawn := jobs + [output for output in options.outputs if Path(output).suffix not in {"", ".json"}]):
         raise click.UsageError(f"`{shorten(drawn[0])}` is for one plan; for several, use `-o FILE.json` or `--plot`")
     if options.alternatives and several:
         raise click.UsageError("--save-alternative needs one batch size and one device count")
+    for output in jobs:
+        from hpgo.cli.job_folders import check_job_folder
+
+        if options.framework is None:
+            raise click.UsageError(f"`{shorten(output)}` is a job, which needs --framework, such as --framework torch")
+        check_job_folder(output, cast("TargetName", options.framework), "layers")
     keywords = options.of_problem() | {
         "framework": options.framework,
         "max_stages": options.max_stages,
@@ -222,9 +241,13 @@ def command(options: PlanOptions) -> None:
     with as_options():
         best = _search(read, *questions[0], keywords)
     try:
-        write(best, options.outputs, embed=not options.no_embed)
+        write(best, [one for one in options.outputs if one not in jobs], embed=not options.no_embed)
         for name, file in options.alternatives:
             best.alternative(name).save(file, embed=not options.no_embed)
+        for output in jobs:
+            from hpgo.cli.job_folders import save_job
+
+            save_job(best, output, on=options.on)
     finally:  # Print a plan that took minutes to find even if its file can't be written.
         show(
             best,
@@ -283,7 +306,11 @@ def show(
 
 
 def _next_steps(saved: Sequence[str]) -> tuple[str, ...]:
-    """Return the commands to suggest below a report, with the first plan file in `saved`."""
+    """Return the commands to suggest below a report, with the first job folder or plan file in `saved`."""
+    job = next((name for name in saved if is_folder_name(name)), None)
+    if job is not None:
+        words = ["bash", str(Path(job) / "smoke.sh")], ["hpgo", "launch", f"{Path(job)}/"]
+        return tuple(printable(shlex.join(one)) for one in words)
     file = next((shlex.quote(printable(name)) for name in saved if name.lower().endswith(".json")), None)
     if file is None:
         return ("save the plan with -o plan.json, then: hpgo draw plan.json -o plan.svg",)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from hpgo.base.files import is_folder
+from hpgo.base.files import exists, is_folder
 from hpgo.base.messages import shorten
 from hpgo.cli.command import option
 from hpgo.cli.misplaced_names import check_kind
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class File(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
     """A file to read, or with `endings` a file to write, whose name must end in one of them.
 
-    With `bare`, a name without any ending is allowed, too; with `folders`, a folder (`is_folder_name`).
+    With `bare`, a name without any ending is allowed, too. With `folders`, a folder is (`is_folder_name`), and a name
+    without an ending must exist, such as `/dev/stdout`: a new one could be meant as a file or as a folder.
     """
 
     name = "file"
@@ -38,8 +39,16 @@ class File(click.ParamType):  # type: ignore[type-arg]  # not generic before cli
         last = str(value).replace("\\", "/").rpartition("/")[2]
         if self._folders and is_folder_name(str(value)):
             return str(value)
-        if not self._endings or last.lower().endswith(self._endings) or (self._bare and "." not in last):
+        if not self._endings or last.lower().endswith(self._endings):
             return str(value)
+        if self._bare and "." not in last:
+            if not self._folders or exists(str(value)):
+                return str(value)
+            name = shorten(last)
+            raise ArgumentError(
+                f"`{shorten(str(value))}` has no ending, so it may be meant as a file or as a folder",
+                f"write `{name}/` for a folder that starts the plan, or `{name}.json` for the plan alone",
+            )
         *others, final = self._endings
         known = f"{', '.join(others)} or {final}" if others else final
         raise ArgumentError(f"unknown output format: `{shorten(str(value))}`", f"use a name that ends in {known}")
@@ -124,9 +133,9 @@ def _models() -> list[str]:
 
 
 def _transformers() -> list[str]:
-    from hpgo.model.transformer_presets import TRANSFORMERS
+    from hpgo.model.transformer_presets import transformer_names
 
-    return list(TRANSFORMERS)
+    return transformer_names()
 
 
 def _clusters() -> list[str]:
@@ -177,6 +186,7 @@ RUN_OUT = File(".svg", ".png", ".pdf", ".html", ".json", ".txt", ".tex", ".npz")
 PICTURES = (".svg", ".png", ".pdf", ".html", ".tex")
 """Endings of pictures of a plan's step. A .json file is the plan itself."""
 PLAN_OUT = File(".json", *PICTURES, ".md", bare=True)
+PLAN_OR_JOB_OUT = File(".json", *PICTURES, ".md", bare=True, folders=True)
 
 
 def written(kind: File, text: str, *, required: bool = False) -> Any:

@@ -7,7 +7,6 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_shell
-from hpgo.base.units import format_bytes
 from hpgo.export.for_megatron import CLIPPING
 from hpgo.export.llm_jobs import LlmExportJob
 from hpgo.hardware.rates import key_of
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hpgo.export.targets import Place, Target
+    from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.llm.plan import LlmPlan
     from hpgo.model.arithmetic import Arithmetic
     from hpgo.model.transformer import Transformer
@@ -31,11 +31,6 @@ _MIN_DIVISOR = 8
 """Smallest divisor of the vocabulary per GPU that is left without padding, since GEMMs of other sizes are slow.
 
 Source: NVIDIA, Matrix Multiplication Background, on tensor cores and 16-byte alignment.
-"""
-_NATIVE_LOSS_BYTES = 2
-"""Bytes per logit that the native loss fusion needs beyond the estimate: fp32 softmax and bf16 gradient (6), not 4.
-
-Source: Megatron-LM 0.19, `megatron/core/fusions/fused_cross_entropy.py`.
 """
 _MTP_LOSS = 0.1
 """Weight of multi-token prediction losses, which no configuration states: Megatron-LM's default, and the last one of
@@ -311,8 +306,7 @@ def _precision(job: LlmExportJob) -> dict[str, Value]:
         "accumulate-allreduce-grads-in-fp32": config.precision != "fp16" and not config.grad_reduce_in_bf16,
         "grad-reduce-in-bf16": config.grad_reduce_in_bf16 and config.precision != "fp16",
         "cross-entropy-loss-fusion": config.fused_cross_entropy,
-        # Megatron-LM 0.18 and later refuse Transformer Engine's kernel.
-        "cross-entropy-fusion-impl": "native" if config.fused_cross_entropy else False,
+        "cross-entropy-fusion-impl": _loss(config) if config.fused_cross_entropy else False,
         "attention-backend": "auto" if config.flash_attention else "unfused",
     }
     if config.precision == "fp8":
@@ -348,19 +342,18 @@ def _cuda_graphs(job: LlmExportJob) -> dict[str, Value]:
     return {"cuda-graph-impl": impl, "cuda-graph-scope": modules or False}
 
 
+def _loss(config: ParallelismConfig) -> str:
+    """Return the implementation of the fused loss. Megatron-LM has none with logits in 16 bits, so that is `native`."""
+    return "te" if config.fused_loss == "te" else "native"
+
+
 def _notes(job: LlmExportJob) -> list[str]:
     config, model, seq_length = job.config, job.model, job.plan.estimate.seq_length
     notes = [CLIPPING.format("--clip-grad")]
     if config.flash_attention:
         notes.append("attention is estimated as one kernel, flash's or cuDNN's: choose it with --attention-backend")
-    if config.fused_cross_entropy:
-        more_bytes = (
-            _NATIVE_LOSS_BYTES * (1 + model.further_tokens) * config.micro_batch_size * seq_length * model.vocab
-        )
-        more = format_bytes(more_bytes / config.cp / config.tp)
-        notes.append(
-            f"the native loss keeps the softmax in fp32: the last stage needs about {more} more than estimated"
-        )
+    if config.fused_cross_entropy and _loss(config) == "te":
+        notes.append("Megatron-LM 0.18 and later refuse the loss of Transformer Engine: use 0.16 or 0.17 for this plan")
     if (padded := _padded_vocab(job)) != model.vocab:
         notes.append(f"the vocabulary is padded to {padded} words, but estimated as {model.vocab}")
     notes += _defaults(model) if model.arithmetic is None else _without_dropout(model.arithmetic)

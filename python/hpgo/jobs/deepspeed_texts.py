@@ -110,10 +110,11 @@ def main():
     batches = __BATCHES__
     for step in range(begin + 1, options.steps + 1):
         began_s = time.perf_counter()
-        loss = train_step(engine, batches)
+        # Reading the loss waits for the GPU, which runs the step after Python has started it.
+        loss = float(train_step(engine, batches))
         took_s = time.perf_counter() - began_s
         if torch.distributed.get_rank() == 0:
-            line = f"step {step} of {options.steps}: loss {float(loss):.4f}, iter time (s): {took_s:.4f}__RATE__"
+            line = f"step {step} of {options.steps}: loss {loss:.4f}, iter time (s): {took_s:.4f}__RATE__"
             print(line, flush=True)
         if options.save and not options.smoke and step % options.save_interval == 0:
             engine.save_checkpoint(options.save, client_state={"step": step})

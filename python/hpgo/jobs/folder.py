@@ -20,7 +20,7 @@ from hpgo.errors import ArgumentError, HpgoError
 from hpgo.export.jobs import ExportJob
 from hpgo.export.targets import Place, find
 from hpgo.jobs.parts import SMOKE_STEPS, Variable, parts_of
-from hpgo.jobs.reduced import reduced
+from hpgo.jobs.reduced import reduced, why_not_reduced
 from hpgo.jobs.scripts import LAUNCHERS, MEMORY_LINE, TITLES, job_of, launcher
 from hpgo.llm.measured_steps import JOB_LOG, JOB_PLAN
 from hpgo.llm.plan import LlmPlan
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpgo.export.targets import Target, TargetName
-    from hpgo.jobs.parts import JobParts, Placeholder
+    from hpgo.jobs.parts import JobParts, Placeholder, PlanKind
     from hpgo.jobs.scripts import Launcher, LauncherName
     from hpgo.launch.job import LaunchJob
 
-LAYER_PLAN = "job-plan.json"
-"""Name of the plan in a job folder if it is no plan of a transformer. Users call theirs `plan.json`."""
+PLAN_NAMES: dict[PlanKind, str] = {"transformers": JOB_PLAN, "layers": "job-plan.json"}
+"""Name of the plan in a job folder by what it is about. Users call their plans of layers `plan.json`."""
 _HEAD = "#!/usr/bin/env bash"
 _HERE = 'cd "$(dirname "${BASH_SOURCE[0]}")"'
 
@@ -143,7 +143,7 @@ def _check_places(plan: Plan, target: Target) -> None:
 
 
 def _plan_name(plan: LlmPlan | Plan) -> str:
-    return JOB_PLAN if isinstance(plan, LlmPlan) else LAYER_PLAN
+    return PLAN_NAMES["transformers" if isinstance(plan, LlmPlan) else "layers"]
 
 
 def save(
@@ -203,7 +203,7 @@ def check_folder(folder: str | os.PathLike[str], target: Target, plan_name: str 
     `plan_name` is the name that the plan will have.
     """
     path = as_path(folder, ArgumentError)
-    plans = (JOB_PLAN, LAYER_PLAN)
+    plans = tuple(PLAN_NAMES.values())
     others = False
     # A folder that can't be listed can't be written either, with an error that gives the reason.
     with suppress(OSError):
@@ -376,12 +376,6 @@ def _check(
         used = f"uses {one.name} && " if one.needed == "train" and f"${one.name}" in parts.data else ""
         pattern = " | ".join(runs[one.needed].split())
         lines.append(f"case ${{JOB_RUN:-train}} in {pattern}) {_conditional(used, call)} ;; esac")
-    edited = [
-        f"while read -r word; do"
-        f' complain "{name} has $word, which a value must replace";'
-        f" done < <(grep -v '^ *#' {name} | grep -o 'EDIT-[A-Z]*' | sort -u)"
-        for name in start.edited
-    ]
     data, smoke = (["data.txt"] if parts.data else []), (["smoke.txt"] if parts.smoke else [])
     words = {"train": [*parts.arguments, *data], "smoke": [*parts.arguments, *smoke]}
     words |= {} if small is None else {"small": [f"small/{name}" for name in words["smoke"]]}
@@ -401,9 +395,8 @@ def _check(
         "case ${JOB_RUN:-train} in",
         *read,
         "esac",
-        *edited,
         'if [ "$wrong" = 1 ]; then',
-        f'  echo "hint: write the values into {join_words(["env.sh", *start.edited], "and")}" >&2',
+        '  echo "hint: write the values into env.sh" >&2',
         "  exit 2",
         "fi",
         *(
@@ -504,7 +497,8 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
         "fi",
         'echo "the job starts and fits: $steps steps"',
         f"""grep -E {in_shell(parts.step_line)} "$log" | tail -n 3""",
-        f"""grep -E {in_shell(MEMORY_LINE)} "$log" | tail -n 4 || true""",
+        # torchtitan's lines of steps have the memory, too, so they are printed once.
+        f"""grep -E {in_shell(MEMORY_LINE)} "$log" | grep -vE {in_shell(parts.step_line)} | tail -n 4 || true""",
         'echo "estimated: $estimated"',
         *(
             [
@@ -558,7 +552,11 @@ def _readme(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start:
         *([("small/", "the reduced model")] if small is not None else []),
     ]
     reduced_note = (
-        []
+        (
+            ["", f"There is no reduced model for a first run on one host: {why_not_reduced(plan)}"]
+            if isinstance(plan, LlmPlan)
+            else []
+        )
         if small is None
         else [
             "",
@@ -577,8 +575,7 @@ def _readme(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start:
             "",
             f"{named}Estimated: {_estimated(plan)}.",
             "",
-            f"1. Write the values into {join_words(['`env.sh`', *(f'`{name}`' for name in start.edited)], 'and')}:"
-            f" {', '.join(one.name for one in needed)}." + f" Set {settings}.",
+            f"1. Write the values into `env.sh`: {', '.join(one.name for one in needed)}. Set {settings}.",
             f"2. Run the smoke run: `{start.start.replace('job.sh', 'smoke.sh')}`. It needs no data.",
             f"3. Start: `{start.start}` on {TITLES[on]}. The log is {start.log_of}.",
             *reduced_note,

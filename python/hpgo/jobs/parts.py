@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PlaceholderKind = Literal["text", "file", "folder", "prefix", "path"]
 """What `check.sh` accepts: any text; an existing file, folder, prefix of files, or file or folder."""
 
+PlanKind = Literal["transformers", "layers"]
+"""What a plan is about: LLM plans are about transformers, others about the layers of a profile."""
 
 SMOKE_STEPS = 5
 """Steps of the smoke run. The first ones compile kernels and let caches grow, and the last three are measured."""
@@ -132,23 +134,45 @@ _LLM_ONLY, _LAYERS_ONLY = ("megatron",), ("torch",)
 
 def has_parts(plan: object, target: Target) -> bool:
     """Return whether there are job folders for this kind of plan and this framework."""
+    kind = _kind_of(plan)
+    if kind is None:
+        return False
+    try:
+        check_supported(target, kind)
+    except ArgumentError:
+        return False
+    return True
+
+
+def _kind_of(plan: object) -> PlanKind | None:
     # Imported late: `hpgo.llm` is large.
     from hpgo.llm.plan import LlmPlan
     from hpgo.planning.plans import Plan
 
-    if target.name not in _NAMES:
-        return False
     if isinstance(plan, LlmPlan):
-        return target.name not in _LAYERS_ONLY
-    return isinstance(plan, Plan) and target.name not in _LLM_ONLY
+        return "transformers"
+    return "layers" if isinstance(plan, Plan) else None
 
 
-def check_supported(target: Target) -> None:
-    """Raise ArgumentError for a framework without job folders."""
+def check_supported(target: Target, kind: PlanKind) -> None:
+    """Raise ArgumentError for a framework without job folders for plans of this kind.
+
+    >>> from hpgo.export.targets import find
+    >>> check_supported(find("torch"), "layers")
+    >>> check_supported(find("torch"), "transformers")
+    Traceback (most recent call last):
+    hpgo.errors.ArgumentError: job folders for plans of transformers are not supported for torch.distributed.pipelining
+    """
     if target.name not in _NAMES:
         raise ArgumentError(
             f"job folders are not supported for {target.title}",
             f"use {join_words(_NAMES, 'or')}, or name a file for `-o`",
+            code="unsupported",
+        )
+    if target.name in (_LAYERS_ONLY if kind == "transformers" else _LLM_ONLY):
+        raise ArgumentError(
+            f"job folders for plans of {kind} are not supported for {target.title}",
+            f"write the files without scripts: `hpgo export PLAN.json --to {target.name} -o FILE`",
             code="unsupported",
         )
 
@@ -158,14 +182,9 @@ def parts_of(plan: LlmPlan | Plan, target: Target) -> JobParts:
 
     Raises ArgumentError for a framework without job folders of such plans, and the errors of an export.
     """
-    check_supported(target)
-    if not has_parts(plan, target):
-        kind = "layers" if target.name in _LLM_ONLY else "transformers"
-        raise ArgumentError(
-            f"job folders for plans of {kind} are not supported for {target.title}",
-            "write the files without scripts: `hpgo export … -o FILE`",
-            code="unsupported",
-        )
+    kind = _kind_of(plan)
+    assert kind is not None  # noqa: S101 -- the types of `plan` are the two kinds
+    check_supported(target, kind)
     # Imported late, because each module needs its own exporter only.
     found = FRAMEWORKS.get(f"{target.name}@{target.version}") or FRAMEWORKS[target.name]
     module, function = found.split(":")

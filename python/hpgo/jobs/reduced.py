@@ -7,6 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from hpgo.base.divisors import divisors
+from hpgo.base.messages import pluralize
 from hpgo.errors import HpgoError
 from hpgo.hardware.rates import gpus_per_host
 from hpgo.llm.estimate import estimate_on
@@ -64,6 +65,24 @@ def reduced(plan: LlmPlan) -> LlmPlan | None:
             # These degrees do not divide the model or the node, so try the next ones.
             continue
     return None
+
+
+def why_not_reduced(plan: LlmPlan) -> str:
+    """Return a sentence with the reason why `reduced` returns None for a plan.
+
+    >>> import hpgo
+    >>> cluster = hpgo.Cluster.preset("gb200:1")
+    >>> one = hpgo.estimate_llm("llama-3-70b", cluster, global_batch_size=72, seq_length=8192, tp=8)
+    >>> why_not_reduced(hpgo.LlmPlan.of(one, "llama-3-70b", cluster))
+    'tensor parallelism needs 8 GPUs, but one host has 4.'
+    """
+    node, config = plan.cluster.nodes[0], plan.estimate.parallelism
+    gpus = gpus_per_host(node.device.name, node.count)
+    if gpus % config.tp:
+        return f"tensor parallelism needs {config.tp} GPUs, but one host has {gpus}."
+    if _few_layers(plan.transformer) is None:
+        return f"the model has {pluralize(plan.transformer.layers, 'layer')} already."
+    return f"none that {plan.framework} runs fits on one host with {pluralize(gpus, 'GPU')}."
 
 
 def _few_layers(model: Transformer) -> Transformer | None:

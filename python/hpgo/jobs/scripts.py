@@ -51,8 +51,6 @@ class Launcher(Record):
     logs: tuple[str, ...] = ()
     """Lines of bash that set `judged` to 0, and another `$log`, on nodes whose output has no lines of steps."""
     placeholders: tuple[Placeholder, ...] = ()
-    edited: tuple[str, ...] = ()
-    """Names of files in which the user replaces words that begin with `EDIT-`."""
     elsewhere: str = "false"
     """Command of bash that succeeds if ranks see other files than this machine, so that paths can't be checked here."""
     log_of: str = ""
@@ -217,12 +215,38 @@ def _values(names: Sequence[str]) -> list[str]:
     return [line.format(names=" ".join(names)) for line in _VALUES]
 
 
-_EDITS = {
-    "EDIT-IMAGE": "container image with the framework; secrets: envFrom: [{secretRef: {name: NAME}}] beside it",
-    "EDIT-CLAIM": "claim of the volume with data, checkpoints and sources",
-    "EDIT-RDMA": "resource of the RDMA network, such as rdma/hca_shared_devices_a; without RDMA delete this line",
+_COMMENTS = {
+    "CONTAINER_IMAGE": "for secrets, add: envFrom: [{secretRef: {name: NAME}}]",
+    "RDMA_RESOURCE": "an empty variable deletes this line",
 }
-"""Words that the user replaces in job.yaml, with comments for their lines."""
+"""Comments in job.yaml for the lines with these variables."""
+_IN_PODS = (
+    Placeholder(
+        name="CONTAINER_IMAGE",
+        meaning="container image with the framework",
+        example="nvcr.io/nvidia/pytorch:25.09-py3",
+        needed="always",
+    ),
+    Placeholder(
+        name="DATA_CLAIM",
+        meaning="claim of the volume with data, checkpoints and sources, which pods see as /data",
+        example="training-data",
+        needed="always",
+    ),
+    Placeholder(
+        name="RDMA_RESOURCE",
+        meaning="resource of the RDMA network; leave it empty without RDMA",
+        example="rdma/hca_shared_devices_a",
+        needed="never",
+    ),
+)
+"""Variables of env.sh that job.yaml names as `$NAME`. job.sh writes their values into a copy. The last one is for jobs
+on several nodes."""
+
+
+def _filled(yaml: str) -> str:
+    """Return the name of a YAML file with values in place of variables."""
+    return yaml.replace(".yaml", ".filled.yaml")
 
 
 def _kubernetes(job: LaunchJob, small: LaunchJob | None, files: Sequence[str], names: Sequence[str]) -> Launcher:
@@ -239,13 +263,13 @@ def _kubernetes(job: LaunchJob, small: LaunchJob | None, files: Sequence[str], n
                     "items": [{"key": key, "path": path} for key, path in keys.items()],
                 }
             },
-            "/data": {"persistentVolumeClaim": {"claimName": "EDIT-CLAIM"}},
+            "/data": {"persistentVolumeClaim": {"claimName": "$DATA_CLAIM"}},
         }
         # Nodes with several adapters usually share them, and each pod takes one share.
-        rdma = {"EDIT-RDMA": 1} if len(one.nodes) > 1 else {}
-        text = launch.pytorchjob(one, image="EDIT-IMAGE", volumes=volumes, rdma=rdma, folder="/job")
-        for word, comment in _EDITS.items():
-            text = "\n".join(f"{line}  # {comment}" if word in line else line for line in text.split("\n"))
+        rdma = {"$RDMA_RESOURCE": 1} if len(one.nodes) > 1 else {}
+        text = launch.pytorchjob(one, image="$CONTAINER_IMAGE", volumes=volumes, rdma=rdma, folder="/job")
+        for variable, comment in _COMMENTS.items():
+            text = "\n".join(f"{line}  # {comment}" if f"${variable}" in line else line for line in text.split("\n"))
         pods[yaml] = text
         sources = " ".join(in_shell(f"--from-file={key}={path}") for key, path in keys.items())
         texts[name] = "\n".join(
@@ -258,7 +282,13 @@ def _kubernetes(job: LaunchJob, small: LaunchJob | None, files: Sequence[str], n
                 *_ENV,
                 *_values(names),
                 f"kubectl create configmap {one.name}-files {sources} --dry-run=client -o yaml | kubectl apply -f -",
-                f"exec kubectl create -f {yaml}",
+                f"text=$(<{yaml})",
+                '[ -n "${RDMA_RESOURCE:-}" ] || text=$(grep -v RDMA_RESOURCE <<< "$text")',
+                f"for name in {' '.join(one.name for one in _IN_PODS)}; do",
+                '  text=${text//"\\$$name"/"${!name:-}"}',
+                "done",
+                f'printf "%s\\n" "$text" > {_filled(yaml)}',
+                f"exec kubectl create -f {_filled(yaml)}",
                 "",
             ]
         )
@@ -266,10 +296,10 @@ def _kubernetes(job: LaunchJob, small: LaunchJob | None, files: Sequence[str], n
         start="bash job.sh",
         files=(
             *_scripts(texts),
-            *((name, text, "pods of the job, with words to replace") for name, text in pods.items()),
+            *((name, text, "pods of the job, with variables of env.sh") for name, text in pods.items()),
         ),
         smoke=(
-            "pods=${script%.sh}.yaml",
+            f"pods={_filled('${script%.sh}.yaml')}",
             'bash "$script"',
             'until kubectl wait -f "$pods" --for=condition=Succeeded --timeout=20s > /dev/null 2>&1; do',
             '  if kubectl wait -f "$pods" --for=condition=Failed --timeout=1s > /dev/null 2>&1; then code=1; break; fi',
@@ -278,7 +308,7 @@ def _kubernetes(job: LaunchJob, small: LaunchJob | None, files: Sequence[str], n
             'kubectl logs --tail=-1 --selector="training.kubeflow.org/job-name=$job" > "$log"',
             'kubectl delete -f "$pods"',
         ),
-        edited=tuple(pods),
+        placeholders=_IN_PODS if len(job.nodes) > 1 else _IN_PODS[:-1],
         elsewhere="true",
         log_of=f"`kubectl logs --selector=training.kubeflow.org/job-name={job.name}`",
     )

@@ -15,6 +15,7 @@ from hpgo.llm.estimate import LlmEstimate
 from hpgo.llm.parallelism import (
     MAX_ZERO,
     BaseWeightsDtype,
+    CrossEntropyImpl,
     CudaGraphImpl,
     CudaGraphModule,
     LoraModule,
@@ -190,6 +191,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute": get_args(Recompute), "precision": get_args(Precision), "pp_schedule": get_args(PipelineSchedule),
     "cuda_graph_impl": get_args(CudaGraphImpl), "exp_avg_dtype": get_args(StateDtype),
     "exp_avg_sq_dtype": get_args(StateDtype), "main_params_dtype": get_args(MainParamsDtype),
+    "cross_entropy_fusion_impl": get_args(CrossEntropyImpl),
     "moe_token_dispatcher": get_args(TokenDispatcher), "base_weights_dtype": get_args(BaseWeightsDtype),
     "optimizer": get_args(Optimizer),
 }  # fmt: skip

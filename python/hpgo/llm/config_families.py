@@ -20,7 +20,7 @@ from hpgo.llm.bounds import SLACK
 from hpgo.llm.config_groups import ConfigGroup
 from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.layer_split import LayerSplits
-from hpgo.llm.layer_time import BY_EP, LAYER
+from hpgo.llm.layer_time import BY_EP, LAUNCH, LAYER
 from hpgo.llm.memory import STATE, PipelineRankLayers, stage_memory
 from hpgo.llm.parallelism import MAX_ZERO, RecomputedModule, changed, check_degrees, has_whole_rounds
 from hpgo.llm.recompute import MODULES, without_parts
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from hpgo.llm.layer_context import LayerContext
-    from hpgo.llm.parallelism import ParallelismConfig, PipelineSchedule
+    from hpgo.llm.parallelism import CudaGraphImpl, ParallelismConfig, PipelineSchedule
     from hpgo.llm.search_space import SearchSpace
+    from hpgo.model.transformer import Transformer
 
 _BY_SHARDING = frozenset(("elementwise", "param_all_gather", "grad_accumulation"))
 """Keys of the terms that depend on ZeRO stage 3, on replicas or on fused operations."""
@@ -53,6 +54,8 @@ class _Pipeline(NamedTuple):
     config: ParallelismConfig
     """Configuration as the framework runs it, with open ZeRO stage and micro-batch size."""
     recomputed: tuple[bool, ...]
+    dp_replicate: int
+    """Groups of replicas that each hold all shards."""
     zero_stages: tuple[tuple[int, ...], tuple[int, ...]]
     """ZeRO stages with several micro-batches, and with a single one."""
     splits: tuple[LayerSplits, LayerSplits]
@@ -63,8 +66,8 @@ class SharedCosts:
     """Costs of shapes, and layer splits, for searches of one space on different numbers of GPUs."""
 
     def __init__(self) -> None:
-        self.spaces: list[SearchSpace] = []
-        """Parts of the search space, one for each of its grids."""
+        self.spaces: list[tuple[SearchSpace, bool]] = []
+        """Parts of the search space, one for each of its grids, and whether they add CUDA graphs to the one before."""
         self._costs: dict[object, LayerCosts] = {}
         self._splits: dict[object, LayerSplits] = {}
         self._families: dict[object, list[tuple[float, int, int, int]]] = {}
@@ -121,7 +124,11 @@ class SharedCosts:
         key = grid.context.gpus.gpus_per_node, grid.at
         if key not in self._families:
             sizes = [size for size in divisors(grid.batch) if grid.space.takes("micro_batch_size", size)]
-            found = [(grid.least_gpu_s(tp, cp, size), tp, cp, size) for (tp, cp), size in product(grid.shapes, sizes)]
+            found = [
+                (grid.least_gpu_s(tp, cp, size), tp, cp, size)
+                for (tp, cp), size in product(grid.shapes, sizes)
+                if grid.may_gain(tp, cp, size)
+            ]
             self._families[key] = sorted(found)
         return self._families[key]
 
@@ -130,6 +137,7 @@ class SharedCosts:
         key = grid.context.gpus.gpus_per_node, grid.at, tp, cp, size
         if key not in self._by_ep:
             eps = [ep for ep in divisors(grid.context.model.experts) if grid.space.takes("ep", ep)]
+            eps = [ep for ep in eps if grid.may_gain(tp, cp, size, ep)]
             self._by_ep[key] = [(grid.least_gpu_s(tp, cp, size, ep), ep) for ep in eps]
         return self._by_ep[key]
 
@@ -146,6 +154,8 @@ class ConfigGrid:
     costs: SharedCosts
     at: int = 0
     """Position of the settings in the search space."""
+    plain: ConfigGrid | None = None
+    """Grid without CUDA graphs, if this one has the same settings with CUDA graphs."""
 
     @property
     def shapes(self) -> dict[tuple[int, int], ParallelismConfig]:
@@ -210,11 +220,23 @@ class ConfigGrid:
         for one in pipelines:
             yield from self._groups(one, tp, cp, size)
 
+    def may_gain(self, tp: int, cp: int, size: int, ep: int | None = None) -> bool:
+        """Return whether CUDA graphs of the grid may shorten the step with some ep, or with any."""
+        if self.plain is None or (ep is None and self.context.model.experts):
+            return True
+        # Graphs need no less memory. So where GPUs hide all launches, the same configuration without graphs is as fast
+        # and simpler. ZeRO stage 3 and unfused operations add work, which hides more.
+        times = self.plain._least_costs(tp, cp, size, ep or 1).layer.values()
+        return any(one.forward_s[LAUNCH] > 0 or one.backward_s[LAUNCH] > 0 for one in times)
+
     def least_gpu_s(self, tp: int, cp: int, size: int, ep: int | None = None) -> float:
         """Return a lower bound on the GPU-seconds of a step with some ep, or with any, and with any other degrees.
 
         It holds on any number of nodes that equal the context's.
         """
+        # A bound for any ep leaves launches out, so it is that without CUDA graphs.
+        if self.plain is not None and ep is None and self.context.model.experts:
+            return self.plain.least_gpu_s(tp, cp, size)
         found = inf
         for is_fused in {True, len(self.space.rules.pp_schedules) == 1}:
             costs = self._least_costs(tp, cp, size, ep or 1, is_fused=is_fused)
@@ -228,6 +250,9 @@ class ConfigGrid:
         if MAX_ZERO in self.space.rules.zero_stages:
             config = changed(config, zero_stage=MAX_ZERO, pp=2)
         context = self.context.of_config(config)
+        # Graphs change no term but the launches, which are added to the terms.
+        if self.plain is not None:
+            return self.costs.of(context, self.plain._least_costs(tp, cp, size, ep, is_fused=is_fused))
         if not is_fused:
             return self.costs.of(context, self._least_costs(tp, cp, size, ep), _BY_SHARDING)
         return self.costs.of(context) if ep == 1 else self.costs.of(context, self._least_costs(tp, cp, size, 1), BY_EP)
@@ -239,13 +264,26 @@ class ConfigGrid:
     def _pipelines(self, tp: int, cp: int) -> list[_Pipeline]:
         """Return all pipelines with a tp and a cp, in the order of the search space."""
         if (tp, cp) not in self._known:
-            self._known[tp, cp] = list(self._each_pipeline(tp, cp))
+            each = self._each_pipeline if self.plain is None else self._graphed_pipelines
+            self._known[tp, cp] = list(each(tp, cp))
         return self._known[tp, cp]
+
+    def _graphed_pipelines(self, tp: int, cp: int) -> Iterator[_Pipeline]:
+        """Yield the pipelines of the grid without CUDA graphs that run with the graphs of this one."""
+        assert self.plain is not None  # noqa: S101
+        base = self.context.config
+        for one in self.plain._pipelines(tp, cp):
+            recomputed = tuple(again for again in one.recomputed if again in self.recomputed)
+            runs = one.config.pp == 1 or self.space.rules.cuda_graphs_piped
+            if recomputed and runs and not one.config.splits_backward:
+                config = changed(
+                    one.config, cuda_graph_impl=base.cuda_graph_impl, cuda_graph_modules=base.cuda_graph_modules
+                )
+                yield one._replace(order=(self.at, *one.order[1:]), config=config, recomputed=recomputed)
 
     def _each_pipeline(self, tp: int, cp: int) -> Iterator[_Pipeline]:
         model, gpus, rules, takes = self.context.model, self.context.gpus, self.space.rules, self.space.takes
         shape, base = self.shapes[tp, cp], self.context.config
-        dp_replicate = self.space.degree("dp_replicate")
         is_plain = not (base.recompute_modules or base.overlap_ep_comm or base.offload_modules or base.lora_rank)
         is_plain = is_plain and base.cuda_graph_impl == "none"
         if gpus.count % (tp * cp):
@@ -255,7 +293,7 @@ class ConfigGrid:
             dp = gpus.count // (tp * cp) // pp
             if self.batch % dp or not (takes("pp", pp) and takes("dp", dp)):
                 continue
-            if (pp > 1 and model.tied and not rules.ties_piped) or dp % dp_replicate:
+            if pp > 1 and model.tied and not rules.ties_piped:
                 continue
             # An even split may count the embedding and the LM head as a layer each, hence the 2 (`stage_layers`).
             max_vpp = (model.layers + 2) // pp if pp > 1 else 1
@@ -277,23 +315,43 @@ class ConfigGrid:
                 stage = MAX_ZERO if base.offload_params else 1
                 if self.space.settings and rules.broken_degrees(changed(config, zero_stage=stage), tied=model.tied):
                     continue
-                if recomputed:
-                    yield _Pipeline(
-                        (self.at, place, pp, ep, after), config, recomputed,
-                        (self._zero_stages(config, micro_batches=2), self._zero_stages(config, micro_batches=1)),
-                        (self.costs.splits(self, pp, schedule, vpps, whole_rounds=False),
-                         self.costs.splits(self, pp, schedule, vpps, whole_rounds=True)),
-                    )  # fmt: skip
+                if not recomputed:
+                    continue
+                rounds = [
+                    self.costs.splits(self, pp, schedule, vpps, whole_rounds=whole_rounds)
+                    for whole_rounds in (False, True)
+                ]
+                for groups in self._shard_groups(config):
+                    several, single = (self._zero_stages(config, groups, micro_batches=count) for count in (2, 1))
+                    if several or single:
+                        order = self.at, place, pp, ep, after, groups
+                        yield _Pipeline(order, config, recomputed, groups, (several, single), (rounds[0], rounds[1]))
 
-    def _zero_stages(self, config: ParallelismConfig, *, micro_batches: int) -> tuple[int, ...]:
+    def _shard_groups(self, config: ParallelismConfig) -> list[int]:
+        """Return the numbers of groups of replicas that each hold all shards: one, or some groups of whole nodes."""
+        rules, takes = self.space.rules, self.space.takes
+        if "dp_replicate" in self.space.fixed:
+            fixed = self.space.degree("dp_replicate")
+            return [fixed] if config.dp % fixed == 0 else []
+        # Groups shorten the gathers of each pass. Where passes gather nothing, they gained less than 0.5 % on each of
+        # 12 questions with Megatron-LM, and doubled the time of the search.
+        if MAX_ZERO not in rules.hybrid_stages or config.pp > 1 or not takes("zero_stage", MAX_ZERO):
+            return [1]
+        # They save transfers between nodes, so a smaller group than a node would only need more memory.
+        each, gpus = self.context.gpus.gpus_per_node, config.tp * config.dp_cp_size
+        whole = [count for count in divisors(config.dp) if count > 1 and gpus % (count * each) == 0]
+        return [count for count in (1, *whole) if takes("dp_replicate", count)]
+
+    def _zero_stages(self, config: ParallelismConfig, groups: int, *, micro_batches: int) -> tuple[int, ...]:
+        """Return the ZeRO stages of a configuration with some groups of shards."""
         model, rules = self.context.model, self.space.rules
-        dp_replicate = self.space.degree("dp_replicate")
         found = rules.zero_stages_of(config, micro_batches=micro_batches, experts=bool(model.experts))
         found = tuple(stage for stage in found if self.space.takes("zero_stage", stage))
-        if dp_replicate > 1:
+        if groups > 1:
             # Without experts, the number of replicas of an expert is not used.
-            whole = not model.experts or config.expert_dp_size % dp_replicate == 0
-            found = tuple(stage for stage in found if whole and stage in rules.hybrid_stages)
+            whole = not model.experts or config.expert_dp_size % groups == 0
+            known = rules.hybrid_stages if "dp_replicate" in self.space.fixed else (MAX_ZERO,)
+            found = tuple(stage for stage in found if whole and stage in known)
         # Of the settings, only the formats of the optimizer state and its place depend on the ZeRO stage.
         if config.has_narrow_state or config.optimizer_offload_fraction:
             found = tuple(
@@ -327,10 +385,10 @@ class ConfigGrid:
         splits, zero_stages = self._of_size(one, micro_batches)
         if not (splits.found and zero_stages):
             return
-        placed, dp_replicate = one.config, self.space.degree("dp_replicate")
+        placed = one.config
         group = partial(
             ConfigGroup, gpus=self.context.gpus, pp=placed.pp, dp=placed.dp, micro_batches=micro_batches, splits=splits,
-            dp_replicate=dp_replicate,
+            dp_replicate=one.dp_replicate,
         )  # fmt: skip
         least = self._least_costs(tp, cp, size, placed.ep)
         if alike := tuple(stage for stage in zero_stages if stage < MAX_ZERO):
@@ -345,7 +403,7 @@ class ConfigGrid:
         if MAX_ZERO in zero_stages:
             # With ZeRO stage 3 a layer's time includes gathering weights, which depends on dp, on the pipeline and on
             # recomputation (`ParallelismConfig.shape`). So each of these has its own group.
-            config = changed(placed, micro_batch_size=size, zero_stage=MAX_ZERO, dp_replicate=dp_replicate).shape
+            config = changed(placed, micro_batch_size=size, zero_stage=MAX_ZERO, dp_replicate=one.dp_replicate).shape
             costs = LayerCosts(self.context.of_config(config), least, _BY_SHARDING)
             for again in one.recomputed:
                 yield group(
@@ -364,28 +422,63 @@ def config_grids(
     costs = SharedCosts() if costs is None else costs
     if not costs.spaces:
         costs.spaces = list(_spaces(context, space))
-    return [
-        ConfigGrid(replace(context, config=replace(context.config, **one.settings)), global_batch_size, one, costs, at)
-        for at, one in enumerate(costs.spaces)
-    ]
+    grids: list[ConfigGrid] = []
+    for at, (one, is_graphed) in enumerate(costs.spaces):
+        settings = replace(context, config=replace(context.config, **one.settings))
+        plain = next((grid for grid in reversed(grids) if grid.plain is None), None) if is_graphed else None
+        grids.append(ConfigGrid(settings, global_batch_size, one, costs, at, plain))
+    return grids
 
 
-def config_groups(context: LayerContext, global_batch_size: int, space: SearchSpace) -> Iterator[ConfigGroup]:
-    """Yield all groups of a search space in their order."""
+def config_groups(
+    context: LayerContext, global_batch_size: int, space: SearchSpace, *, graphs: bool = True
+) -> Iterator[ConfigGroup]:
+    """Yield all groups of a search space in their order.
+
+    Without `graphs`, groups are left out that are in the space without CUDA graphs, too, where they need less memory.
+    """
     for grid in config_grids(context, global_batch_size, space):
-        yield from grid.groups()
+        if graphs or grid.plain is None:
+            yield from grid.groups()
 
 
-def _spaces(context: LayerContext, space: SearchSpace) -> Iterator[SearchSpace]:
-    """Yield parts of a search space, each with one choice of the settings that it leaves open."""
+def _spaces(context: LayerContext, space: SearchSpace) -> Iterator[tuple[SearchSpace, bool]]:
+    """Yield parts of a search space, each with one choice of the settings that it leaves open.
+
+    Parts with CUDA graphs, which are marked by True, follow the same part without them.
+    """
     config = replace(context.config, **space.settings)
     if config.packed_length is not None and space.rules.packed == "single":
         space = replace(space, fixed={**space.fixed, "micro_batch_size": 1})
+    parts = [space]
     if space.fixed.get("recompute") == "selective" and not config.recompute_modules:
-        for modules in _module_sets(replace(context, config=config)):
-            yield replace(space, fixed={**space.fixed, "recompute_modules": modules})
-    else:
-        yield space
+        sets = _module_sets(replace(context, config=config))
+        parts = [replace(space, fixed={**space.fixed, "recompute_modules": modules}) for modules in sets]
+    for part in parts:
+        if any(name in space.fixed for name in ("cuda_graph_impl", "cuda_graph_modules")):
+            yield part, False
+            continue
+        has_plain = space.takes("cuda_graph_impl", "none")
+        if has_plain:
+            yield part, False
+        for impl, modules in _cuda_graphs(context.model, space):
+            graphed = replace(part, fixed={**part.fixed, "cuda_graph_impl": impl, "cuda_graph_modules": modules})
+            try:
+                replace(context.config, **graphed.settings)
+            except ArgumentError:  # graphs exclude some recomputed modules
+                continue
+            yield graphed, has_plain
+
+
+def _cuda_graphs(model: Transformer, space: SearchSpace) -> list[tuple[CudaGraphImpl, tuple[str, ...]]]:
+    """Return the CUDA graphs that the search tries, each with the modules of a layer in it; none means all."""
+    found: list[tuple[CudaGraphImpl, tuple[str, ...]]] = [("local", ()), ("full_iteration", ())]
+    if model.experts:
+        # Experts receive other numbers of tokens in each pass, so no graph holds a whole layer. All modules of fixed
+        # shapes together launch the least, and Megatron-LM documents modules for Transformer Engine's graphs only.
+        dense = ("mlp",) if model.dense_layers else ()
+        found = [("transformer_engine", ("attn", *dense, "moe_preprocess", "moe_router"))]
+    return [one for one in found if one[0] in space.rules.cuda_graphs and space.takes("cuda_graph_impl", one[0])]
 
 
 def min_state_bytes(context: LayerContext, space: SearchSpace) -> float:

@@ -34,6 +34,7 @@ from hpgo.llm.parallelism import (
     DEGREES,
     MAX_ZERO,
     BaseWeightsDtype,
+    CrossEntropyImpl,
     CudaGraphImpl,
     CudaGraphModule,
     DegreeError,
@@ -258,6 +259,7 @@ def estimate_llm(
     fused_elementwise: bool = True,
     overlap_dp_comm: bool = True,
     fused_cross_entropy: bool = True,
+    cross_entropy_fusion_impl: CrossEntropyImpl | None = None,
     fused_adam: bool = True,
     flatten_gradients: bool = False,
     dtensor: bool = False,
@@ -325,7 +327,10 @@ def estimate_llm(
         flash_attention: whether attention is one kernel, which saves no scores.
         fused_elementwise: whether elementwise operations are fused.
         overlap_dp_comm: whether gradients are reduced, and weights gathered, during passes.
-        fused_cross_entropy: whether the loss is one kernel, which saves logits in 16 bits only.
+        fused_cross_entropy: whether the loss is fused instead of several kernels with logits in 32 bits.
+        cross_entropy_fusion_impl: implementation of the fused loss: Megatron-LM's (`native`), Transformer Engine's up
+            to 2.17 (`te`), or one with logits and gradients in 16 bits (`compiled`). None means `compiled` with
+            `dtensor` or `flatten_gradients`, and `native` otherwise.
         fused_adam: whether Adam is one kernel.
         flatten_gradients: whether the optimizer step copies 16-bit gradients into one flat tensor, as DeepSpeed does.
         dtensor: whether DTensor shards matrices and FSDP2 shards replicas, as in torchtitan.
@@ -385,6 +390,9 @@ def estimate_llm(
         "recompute": recompute, "recompute_num_layers": recompute_num_layers, "recompute_every": recompute_every,
         "precision": precision, "flash_attention": flash_attention, "fused_elementwise": fused_elementwise,
         "overlap_dp_comm": overlap_dp_comm, "fused_cross_entropy": fused_cross_entropy, "fused_adam": fused_adam,
+        "cross_entropy_fusion_impl": None
+        if cross_entropy_fusion_impl is None
+        else choice("cross_entropy_fusion_impl", cross_entropy_fusion_impl, get_args(CrossEntropyImpl)),
         "flatten_gradients": flatten_gradients, "dtensor": dtensor, "grad_reduce_in_bf16": grad_reduce_in_bf16,
         "adam_moments_in_bf16": adam_moments_in_bf16,
         "exp_avg_dtype": choice("exp_avg_dtype", exp_avg_dtype, get_args(StateDtype)),

@@ -188,6 +188,10 @@ class FrameworkSupport(Record):
         what = None
         if model.blocks:
             what = _unusual(model)
+        elif model.tower is not None:
+            what = "a tower in front of the decoder"
+        elif model.before is not None or model.after is not None or model.final_norms != 1:
+            what = "operators beside the embedding or the LM head"
         elif self.shape == "llama" and (model.experts or model.latent is not None):
             what = "experts" if model.experts else "latent attention"
         elif model.norms_per_layer != 2:

@@ -49,7 +49,7 @@ def nothing_fits(
         if min_state_bytes(context, within) > gpus.count * limit_bytes:
             return False
         # Larger micro-batches never need less memory, so trying the smallest ones decides.
-        return any_fits(config_groups(context, global_batch_size, _smallest(within)), limit_bytes)
+        return any_fits(config_groups(context, global_batch_size, smallest_batches(within), graphs=False), limit_bytes)
 
     if needed_bytes <= capacity_bytes:
         return InfeasibleError(message, f"reserve at most {format_bytes(capacity_bytes - needed_bytes)} per GPU")
@@ -76,9 +76,12 @@ def nothing_fits(
     return InfeasibleError(message, hint + (on_cpu or ": more of these GPUs do not help"))
 
 
-def _smallest(space: SearchSpace) -> SearchSpace:
-    """Return the part of `space` with the smallest micro-batches, unless their size is fixed or excluded."""
-    if "micro_batch_size" in {*space.fixed, *space.excluded}:
+def smallest_batches(space: SearchSpace) -> SearchSpace:
+    """Return the part of `space` with the smallest micro-batches, which need the least memory.
+
+    It is the whole space if their size is fixed or excluded, or if the ZeRO stages depend on their number.
+    """
+    if "micro_batch_size" in {*space.fixed, *space.excluded} or space.rules.sums_each_pass:
         return space
     return replace(space, fixed={**space.fixed, "micro_batch_size": 1})
 

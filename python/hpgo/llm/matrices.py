@@ -24,6 +24,8 @@ def linear(context: LayerContext) -> PassTime:
 
 def projections_s(context: LayerContext, one: Attention) -> float:
     """Return the seconds of the GEMMs around attention: of queries, keys, values and gate, and of the output."""
+    if not one.projected:
+        return 0.0
     tp, tokens, h, latent = context.config.tp, context.tokens, context.model.hidden, one.latent
     output_s = context.gemm_s(tokens, h, one.mixed / tp)
     if latent is None:

@@ -23,7 +23,7 @@ from hpgo.llm.run_logs import read_log
 from hpgo.llm.stack import Stack, check_custom_stack, stack_of, stacks
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
-from hpgo.model.transformer_presets import TRANSFORMERS
+from hpgo.model.transformer_presets import is_transformer
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -45,7 +45,8 @@ _FROM_NONE = ("zero_stage", "cpu_offload_num_layers", "lora_rank")
 _AMOUNTS = ("optimizer_offload_fraction",)
 _WORDS = (
     "pp_schedule", "recompute", "precision", "cuda_graph_impl", "exp_avg_dtype", "exp_avg_sq_dtype",
-    "main_params_dtype", "pipeline_layout", "moe_token_dispatcher", "base_weights_dtype", "optimizer",
+    "main_params_dtype", "pipeline_layout", "cross_entropy_fusion_impl", "moe_token_dispatcher", "base_weights_dtype",
+    "optimizer",
 )  # fmt: skip
 _LISTS = ("recompute_modules", "cuda_graph_modules", "offload_modules", "lora_target_modules")
 _WITHOUT_TP_OVERLAP = {"te-hopper": "te-hopper-no-tp-overlap"}
@@ -305,7 +306,9 @@ def _step(row: Section, folder: Path) -> MeasuredStep:
     given |= {name: row.flag(name) for name in _FLAGS if name in row}
     given |= {name: row.text(name) for name in _WORDS if name in row}
     given |= {name: row.items(name) for name in _LISTS if name in row}
-    model, name = _source(row.text("model"), folder, TRANSFORMERS), row.text("cluster")
+    model: str | Path = row.text("model")
+    model = model if is_transformer(str(model)) else _source(str(model), folder, ())
+    name = row.text("cluster")
     rate = row.number("adapter_gbit_s") if "adapter_gbit_s" in row else None
     stack = _source(row.text("stack"), folder, stacks()) if "stack" in row else None
     log = row.text("log") if "log" in row else None

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hpgo.llm.layer_context import LayerContext
+    from hpgo.llm.parallelism import CrossEntropyImpl
     from hpgo.model.transformer import Kind
 
 _UNFUSED = 8
@@ -45,10 +46,20 @@ _UNFUSED = 8
 _FLAT, _BUCKET = 4, 1e9
 """Bytes per parameter of flattened 16-bit gradients, and bytes of the reduction bucket. With ZeRO these are two copies
 of the shard in 16 bits, one while it is reduced and one for the step; without it, one copy in 32 bits."""
-_SAVED_LOGITS, _FUSED_LOGITS, _SHARDED_LOGITS = 14, 4, 16
-"""Bytes per logit at the loss. Unfused: the logit in 16 and 32 bits, the softmax, and the gradient in both formats.
-Fused: the logit and its gradient in 16 bits. DTensor's loss over a sharded vocabulary: four values in 32 bits as its
-backward pass ends: the log-softmax, its exponential, the gradient of the target words, and the sum of both."""
+_SAVED_LOGITS, _SHARDED_LOGITS = 14, 16
+"""Bytes per logit at a loss of several kernels: the logit in 16 and 32 bits, the softmax, and the gradient in both
+formats; or for DTensor's loss over a sharded vocabulary four values in 32 bits as its backward pass ends: the
+log-softmax, its exponential, the gradient of the target words, and the sum of both."""
+_FUSED_LOGITS: Mapping[CrossEntropyImpl, int] = {"native": 6, "te": 2, "compiled": 4}
+"""Bytes per logit at a fused loss.
+
+- `native`: the logit in 16 bits with its copy in 32 bits, which becomes the softmax; later the softmax with the
+  gradient in 16 bits (Megatron-LM 0.17 to 0.19, `megatron/core/fusions/fused_cross_entropy.py`).
+- `te`: the logit in 16 bits, over which the gradient is written (Transformer Engine up to 2.17,
+  `transformer_engine/pytorch/triton/cross_entropy.py`). From 2.18 on, the gradient is beside it in 32 bits, and both
+  need 6, as `native` does.
+- `compiled`: the logit and its gradient in 16 bits.
+"""
 
 LayerAmounts = Mapping[tuple["Kind", bool], Amount]
 """An amount for the layers of each kind, and of each kind whose forward pass is recomputed (True)."""
@@ -387,7 +398,7 @@ def logits(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes at the loss of one micro-batch, and at the losses of multi-token prediction."""
     config, model = context.config, context.model
     unfused = _SHARDED_LOGITS if config.dtensor and config.tp > 1 else _SAVED_LOGITS
-    each = _FUSED_LOGITS if config.fused_cross_entropy else unfused
+    each = _FUSED_LOGITS[config.fused_loss] if config.fused_cross_entropy else unfused
     gathered = VALUE * context.tokens * model.hidden * (1 - 1 / context.between) if config.dtensor else 0.0
     return held.head * (1 + model.further_tokens) * (each * context.tokens * model.vocab / config.tp + gathered)
 

@@ -35,6 +35,9 @@ themselves."""
 CudaGraphImpl = Literal["none", "local", "transformer_engine", "full_iteration"]
 """CUDA graphs that replay kernel launches: none, a graph for each layer by Megatron-LM or by Transformer Engine, or one
 for all passes of a step."""
+CrossEntropyImpl = Literal["native", "te", "compiled"]
+"""Fused loss: Megatron-LM's own and Transformer Engine's, by their names in `--cross-entropy-fusion-impl`; or one of
+other frameworks with logits and gradients in 16 bits, such as PyTorch's compiler makes and flash-attention has."""
 CudaGraphModule = Literal["attn", "mlp", "moe_router", "moe_preprocess"]
 """Part of a layer in its CUDA graph, by its name in Megatron-LM's `--cuda-graph-modules`."""
 OffloadedModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
@@ -142,7 +145,9 @@ class ParallelismConfig:
     fused_elementwise: bool = True
     """Whether elementwise operations are fused, by a compiler or by special kernels."""
     fused_cross_entropy: bool = True
-    """Whether the loss is one kernel, which saves logits and their gradient in 16 bits."""
+    """Whether the loss is fused instead of several kernels with logits in 32 bits."""
+    cross_entropy_fusion_impl: CrossEntropyImpl | None = None
+    """Implementation of the fused loss. None means what frameworks run: `fused_loss`."""
     fused_adam: bool = True
     """Whether Adam is one kernel, which allocates no temporary tensors."""
     flatten_gradients: bool = False
@@ -612,6 +617,19 @@ class ParallelismConfig:
         }
         # Most configurations of a search are shapes already. Return them unchanged to avoid thousands of copies.
         return self if all(getattr(self, name) == value for name, value in kept.items()) else changed(self, **kept)
+
+    @property
+    def fused_loss(self) -> CrossEntropyImpl:
+        """Implementation of a fused loss: the one that is set, or `compiled` with DTensor and DeepSpeed's optimizers.
+
+        Otherwise it is Megatron-LM's `native`.
+
+        >>> ParallelismConfig().fused_loss, ParallelismConfig(dtensor=True).fused_loss
+        ('native', 'compiled')
+        """
+        if self.cross_entropy_fusion_impl is not None:
+            return self.cross_entropy_fusion_impl
+        return "compiled" if self.dtensor or self.flatten_gradients else "native"
 
     def micro_batches(self, global_batch_size: int) -> int:
         """Return the number of micro-batches of a step on each replica.

@@ -63,8 +63,8 @@ class PlatformFit(Record):
 
     platform: Platform
     steps: tuple[MeasuredStep, ...]
-    foretold_s: tuple[float, ...]
-    """Predicted time of each step with the platform's factors."""
+    fitted_s: tuple[float, ...]
+    """Time of each step with the platform's factors."""
     error_before: float
     """Mean relative error of the steps' estimates without a platform."""
     error_fitted: float

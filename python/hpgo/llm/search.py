@@ -27,6 +27,7 @@ from hpgo.llm.estimate import (
     estimate_stages,
     model_flop,
     on_platform,
+    simulated_step_s,
     stack_on,
     with_range,
 )
@@ -34,11 +35,12 @@ from hpgo.llm.fewer_gpus import part_of, smaller_parts
 from hpgo.llm.frameworks import framework_support
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.layer_context import LayerContext
-from hpgo.llm.parallelism import DegreeError, ParallelismConfig, Precision, check_positions
+from hpgo.llm.parallelism import DegreeError, ParallelismConfig, Precision, changed, check_positions
 from hpgo.llm.platform import Platform
 from hpgo.llm.search_space import SearchSpace
 from hpgo.llm.simplicity import complexity, preference, sure_bytes
 from hpgo.llm.step_range import RELATIVE_ERROR
+from hpgo.llm.step_time import PipelineStages
 from hpgo.llm.validated_features import unvalidated_features
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
     from hpgo.llm.plan import LlmPlan
     from hpgo.llm.search_space import Value
     from hpgo.llm.stack import Stack
-    from hpgo.llm.step_time import PipelineStages
     from hpgo.programs.names import LlmFramework
 
 MAX_SHOWN = 1000
@@ -95,6 +96,9 @@ class LlmPlanSearch(Record):
     """Fastest configuration on all available GPUs, if `cluster` has fewer. None if it has all, or if none fits."""
     any_count: bool = False
     """Whether fewer GPUs than `available` were searched, too."""
+    plain_s: tuple[float, ...] = ()
+    """Step time of each estimate of the list if it had no CUDA graphs and no hybrid sharding: what these save. It is
+    the time of the estimate itself if it has neither."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -166,8 +170,8 @@ def plan_llm(
         devices: number of GPUs to use, the first of the cluster; None means all, or fewer where these are faster.
         framework: `megatron`, `torchtitan` or `deepspeed`, perhaps with a version: `megatron@0.16`.
         fix: values that all configurations must have: `{"tp": 4, "zero_stage": 1}`; also `cp`, `ep`, `pp`, `vpp`,
-            `pp_schedule`, `dp`, `micro_batch_size` and `recompute`; or settings that the search does not vary, such as
-            `cuda_graph_impl` and `recompute_modules` (docs/llm.md).
+            `pp_schedule`, `dp`, `dp_replicate`, `micro_batch_size`, `recompute` and `cuda_graph_impl`; or settings that
+            the search does not vary, such as `recompute_modules` (docs/llm.md).
         exclude: features to leave out: `["cp"]`, or single values: `["zero_stage=0", "micro_batch_size=1"]`.
         reserved_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
         stack: software stack, by its name or its file; None means the one that `framework` implies on the device.
@@ -186,7 +190,10 @@ def plan_llm(
     - expert parallelism by every divisor of the experts and of the GPUs of a stage;
     - every micro-batch size that divides the batch, and all ZeRO stages of the framework;
     - no recomputation, recomputation of all layers, or, if the framework supports it, of the fewest layers per stage
-      that fit.
+      that fit;
+    - no CUDA graphs, or those that the framework runs: of whole layers or of the step for models without experts, and
+      of all modules with fixed shapes for models with experts;
+    - hybrid sharding in groups of whole nodes, if the framework runs it with ZeRO stage 3.
 
     Without `devices`, the search also tries fewer GPUs: the same number on each of the first nodes. It uses them if no
     configuration on more GPUs is faster.
@@ -237,9 +244,12 @@ def plan_llm(
         device = cluster.nodes[0].device.name
         return len(unvalidated_features(canonical(config, model), device, validated)), complexity(config)
 
+    # Full estimates are made only for the configurations that are returned. The search needs step times alone.
+    choices = question.choices(search, rank)
+    plain_s = {one.context.config: _plain_s(step_s, one) for step_s, one in choices}
+    listed = _listed([estimated(*one) for one in choices])
     return LlmPlanSearch(
-        # Full estimates are made only for the configurations that are returned. The search needs step times alone.
-        estimates=_listed([estimated(*one) for one in question.choices(search, rank)]),
+        estimates=listed,
         configurations=question.count(part),
         bounded=search.bounded,
         simulated=search.simulated,
@@ -250,7 +260,17 @@ def plan_llm(
         available=cluster.devices,
         on_all=None if on_all is None else estimated(*on_all),
         any_count=devices is None,
+        plain_s=tuple(plain_s[one.parallelism] for one in listed),
     )
+
+
+def _plain_s(step_s: float, stages: PipelineStages) -> float:
+    """Return the step time of a configuration without CUDA graphs and hybrid sharding, given the time with them."""
+    config = stages.context.config
+    if config.cuda_graph_impl == "none" and config.dp_replicate == 1:
+        return step_s
+    plain = changed(config, cuda_graph_impl="none", cuda_graph_modules=(), dp_replicate=1)
+    return simulated_step_s(PipelineStages(stages.context.of_config(plain), stages.micro_batches))
 
 
 def _listed(estimates: list[LlmEstimate]) -> tuple[LlmEstimate, ...]:
@@ -296,10 +316,11 @@ class _Question:
             search = self._search(Gpus.of(part, self.context.config.precision), top)
         if search.best:
             return part, search, None if part is self.cluster else on_all
-        if (least := leanest(config_groups(self.context, self.global_batch_size, self.space))) is None:
-            raise self._undivided()
-        from hpgo.llm.infeasibility import nothing_fits
+        from hpgo.llm.infeasibility import nothing_fits, smallest_batches
 
+        groups = config_groups(self.context, self.global_batch_size, smallest_batches(self.space), graphs=False)
+        if (least := leanest(groups)) is None:
+            raise self._undivided()
         raise nothing_fits(least, self.cluster, self.space, self.global_batch_size, reserved_bytes=self.reserved_bytes)
 
     def count(self, part: Cluster) -> int:
@@ -354,7 +375,7 @@ class _Question:
                 self._check(space)
             except ArgumentError:
                 return False
-            return any(True for _ in config_groups(self.context, self.global_batch_size, space))
+            return any(True for _ in config_groups(self.context, self.global_batch_size, space, graphs=False))
 
         asked = {"gpus": self.context.gpus.count, "global_batch_size": self.global_batch_size}
         return with_open(error, self.space, model=self.context.model, has_ways=has_some, **asked)

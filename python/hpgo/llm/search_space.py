@@ -52,8 +52,8 @@ _SETTINGS: dict[str, Value | None] = {
     "lora_rank": 0, "lora_target_modules": (), "base_weights_dtype": "bf16", "optimizer": "adam",
     "optimizer_offload_fraction": 0.0, "offload_params": False, "packed_length": None,
 }  # fmt: skip
-"""Further arguments of `hpgo.estimate_llm` that may be fixed for all configurations, with their defaults. The search
-does not vary them."""
+"""Further arguments of `hpgo.estimate_llm` that may be fixed for all configurations, with their defaults. Of them, the
+search varies CUDA graphs only, and modules to recompute if `recompute` is fixed to `selective`."""
 NAMES = (*_ALONE, _SIZE, _GROUPS, *_SETTINGS)
 _OPTIONAL = {"tp", "cp", "ep", "vpp"}
 """Degrees for which `FrameworkSupport` has a field of the same name: whether the degree may be above 1."""

@@ -31,6 +31,10 @@ class Complexity(NamedTuple):
     """Whether the end ranks have other numbers of layers, which are found again for each model."""
     recompute: bool
     """Whether activations are recomputed, an option that also has to be tuned."""
+    cuda_graphs: bool
+    """Whether CUDA graphs replay launches. They exclude other options, and what they capture is hard to debug."""
+    hybrid: bool
+    """Whether groups of replicas each hold all shards, which adds process groups."""
     sharding: int
     """ZeRO stages above 1. Stage 1 shards the optimizer alone and changes no pass, so it counts like stage 0."""
 
@@ -49,6 +53,8 @@ def complexity(config: ParallelismConfig) -> Complexity:
         config.vpp,
         config.ends != (None, None),
         config.recompute != "none",
+        config.cuda_graph_impl != "none",
+        config.dp_replicate > 1,
         max(0, config.zero_stage - 1),
     )
 
@@ -90,5 +96,7 @@ def simpler_by(simple: ParallelismConfig, other: ParallelismConfig) -> str:
     saved += [] if here.vpp >= there.vpp else ["virtual stages" if here.vpp == 1 else "more virtual stages"]
     saved += ["uneven end ranks"] if here.uneven < there.uneven else []
     saved += ["recomputation"] if here.recompute < there.recompute else []
+    saved += ["CUDA graphs"] if here.cuda_graphs < there.cuda_graphs else []
+    saved += ["hybrid sharding"] if here.hybrid < there.hybrid else []
     saved += [f"ZeRO stage {other.zero_stage}"] if here.sharding < there.sharding else []
     return join_words(saved) if saved else ""

@@ -74,6 +74,8 @@ class Attention(Record):
     gate: bool = False
     """Whether a gate, as wide as the queries, multiplies the result before the output's matrix."""
     latent: Latent | None = None
+    projected: bool = True
+    """Whether the operator has the matrices of queries, keys, values and output; otherwise `linears` state them."""
 
     @property
     def value_dim(self) -> int:
@@ -121,7 +123,7 @@ class Attention(Record):
         share = tokens / seq_length
         if self.chunk and self.chunk < seq_length:
             share = min(share, self.chunk / seq_length)
-            return share / 2
+            return share / 2 if self.causal else share
         if not self.causal:
             return min(1.0, 2 * share) if self.window else 1.0
         return share * (1 - share / 2)
@@ -135,7 +137,10 @@ class Attention(Record):
 
     def parameters(self, hidden: int) -> int:
         """Return all parameters, without the norm before the operator."""
-        more = (self.heads if self.sinks else 0) + hidden * self.gates
+        more = self.heads if self.sinks else 0
+        if not self.projected:
+            return more + (2 * self.head_dim if self.head_norms else 0)
+        more += hidden * self.gates
         if (latent := self.latent) is None:
             projected = self.queries + self.keys + self.values
             biases = {"none": 0, "qkv": projected + self.gates, "all": projected + self.gates + hidden}[self.bias]
@@ -365,13 +370,14 @@ class Block(Record):
     @cached_property
     def columns(self) -> int:
         """Width of the results of all matrices divided by their outputs, but for those of the network."""
-        projected = self.queries + self.keys + self.values + sum(one.gates for one in self.attention)
+        held = [one for one in self.attention if one.projected]
+        projected = sum(one.queries + one.keys + one.values + one.gates for one in held)
         return projected + sum(one.times * one.outputs for one in self.linears if one.split == "column")
 
     @cached_property
     def rows(self) -> int:
         """Width of the inputs of all matrices divided by their inputs, but for those of the network."""
-        mixed = sum(one.mixed for one in self.attention)
+        mixed = sum(one.mixed for one in self.attention if one.projected)
         return mixed + sum(one.times * one.inputs for one in self.linears if one.split == "row")
 
     @cached_property

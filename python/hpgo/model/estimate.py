@@ -27,7 +27,7 @@ from hpgo.model.operations import VIEWS, work
 from hpgo.model.profile import Layer, Profile, TiedWeight
 from hpgo.model.transformer import Transformer
 from hpgo.model.transformer_network import TransformerShape
-from hpgo.model.transformer_presets import TRANSFORMERS
+from hpgo.model.transformer_presets import named_transformer, transformer_names
 
 if TYPE_CHECKING:
     import os
@@ -121,12 +121,12 @@ def _network(source: str | os.PathLike[str] | Transformer) -> OnnxFile | Transfo
     """Return the reader that builds the network for a batch size."""
     if isinstance(source, Transformer):
         return TransformerShape(source, f"transformer `{source.name}`")
-    if isinstance(source, str) and source in TRANSFORMERS:
-        return TransformerShape(TRANSFORMERS[source], f"`{source}`")
+    if isinstance(source, str) and (known := named_transformer(source)) is not None:
+        return TransformerShape(known, f"`{source}`")
     path = as_path(source, ProfileError)
     if path.suffix in {".json", ".yaml", ".yml"} or is_folder(path):
         return TransformerShape(read_transformer(path), str(path))
-    if not may_be_file(path) and (hint := similar(str(path), TRANSFORMERS)):
+    if not may_be_file(path) and (hint := similar(str(path), transformer_names())):
         raise ProfileError(
             f"`{path}` is not a known transformer, and an ONNX file ends in .onnx", hint, code="unknown_name"
         )

@@ -40,6 +40,7 @@ def _multiply(left: Any, right: Any) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
+    # A stated size as an exponent would take memory without limit.
     if abs(exponent) > 8:
         raise ValueError("an exponent is above 8")
     return base**exponent
@@ -92,6 +93,7 @@ class Formula:
             return _evaluate(self._tree, lookup, {})
         except HpgoError:  # of a key that the formula needs
             raise
+        # A file can hold any value, so a formula that fails is the fault of the file, not of the program.
         except _FAILURES as failure:
             raise ArgumentError(f"`{self.text}` has no value: {failure}") from None
 

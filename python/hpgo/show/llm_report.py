@@ -217,9 +217,14 @@ _DEGREES: dict[str, Callable[[ParallelismConfig], object]] = {
         + ("" if config.recompute_num_layers is None else f" {config.recompute_num_layers}")
     ),
     "micro-batch": lambda config: config.micro_batch_size,
+    "CUDA graphs": lambda config: "-" if config.cuda_graph_impl == "none" else config.cuda_graph_impl,
+    "shard groups": lambda config: config.dp_replicate,
 }
 """Columns of the list of configurations, by their names."""
-_NEUTRAL = {"schedule": "1f1b", "first rank": "-", "last rank": "-", "ZeRO": 0, "recompute": "none", "micro-batch": 0}
+_NEUTRAL = {
+    "schedule": "1f1b", "first rank": "-", "last rank": "-", "ZeRO": 0, "recompute": "none", "micro-batch": 0,
+    "CUDA graphs": "-",
+}  # fmt: skip
 """Values that the title of the list leaves out, because they switch a feature off; 1 for degrees."""
 
 
@@ -258,6 +263,7 @@ def listed(choice: LlmPlanSearch, width: int = WIDTH) -> list[str]:
         "",
         *_reliability(choice, width),
         *_unvalidated(choice, width),
+        *_gains(choice, width),
         *textwrap.wrap(_proof(choice), width),
     ]
 
@@ -345,6 +351,23 @@ def _unvalidated(choice: LlmPlanSearch, width: int) -> list[str]:
             " use `--choose`, `--fix` or `--exclude`."
         )
     return [*textwrap.wrap(text, width), ""]
+
+
+def _gains(choice: LlmPlanSearch, width: int) -> list[str]:
+    """Return what CUDA graphs and hybrid sharding save in the list; nothing if no configuration has them."""
+    configs = [one.parallelism for one in choice.estimates]
+    has_graphs = [config.cuda_graph_impl != "none" for config in configs]
+    has_groups = [config.dp_replicate > 1 for config in configs]
+    names = [name for name, has in (("CUDA graphs", has_graphs), ("hybrid sharding", has_groups)) if any(has)]
+    rows = [
+        f"{100 * (1 - one.step_s / plain_s):.1f} % of the step time of number {place}"
+        for place, one, plain_s in zip(range(1, len(configs) + 1), choice.estimates, choice.plain_s, strict=True)
+        if has_graphs[place - 1] or has_groups[place - 1]
+    ]
+    if not rows:
+        return []
+    text = f"{' and '.join(names)} save{'s' if names == ['hybrid sharding'] else ''} {join_words(rows)}, as estimated."
+    return [*textwrap.wrap(text[0].upper() + text[1:], width), ""]
 
 
 def next_commands(commands: Sequence[str], title: str = "Next:") -> list[str]:

@@ -29,10 +29,10 @@ def lines(fit: PlatformFit, width: int = WIDTH) -> list[str]:
             format_seconds(one.measured_s),
             format_seconds(one.predicted.step_s),
             _off(one.predicted.step_s, one.measured_s),
-            format_seconds(predicted_s),
-            _off(predicted_s, one.measured_s),
+            format_seconds(fitted_s),
+            _off(fitted_s, one.measured_s),
         )
-        for place, (one, predicted_s) in enumerate(zip(fit.steps, fit.foretold_s, strict=True), start=1)
+        for place, (one, fitted_s) in enumerate(zip(fit.steps, fit.fitted_s, strict=True), start=1)
     ]
     moved = [
         (
@@ -76,13 +76,13 @@ def document(fit: PlatformFit) -> dict[str, object]:
     steps = [
         {
             "model": one.model.name,
-            "way": asdict(one.predicted.parallelism),
+            "parallelism": asdict(one.predicted.parallelism),
             "measured_s": one.measured_s,
             "predicted_s": one.predicted.step_s,
-            "foretold_s": fitted_s,
+            "fitted_s": fitted_s,
             "source": one.source,
         }
-        for one, fitted_s in zip(fit.steps, fit.foretold_s, strict=True)
+        for one, fitted_s in zip(fit.steps, fit.fitted_s, strict=True)
     ]
     return {
         "platform": asdict(fit.platform),

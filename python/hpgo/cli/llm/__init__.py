@@ -20,7 +20,8 @@ COMMANDS = {
 def command() -> None:
     """Plan transformers on GPUs: tensor, context, expert, pipeline and data parallelism.
 
-    MODEL is a name that `hpgo models transformers` lists, a Hugging Face config.json, or a YAML file with its sizes.
+    MODEL is a name that `hpgo models transformers` lists, such as llama-3-8b or, from the Hugging Face hub,
+    Qwen/Qwen2.5-72B. Or it is a config.json of transformers, or a YAML file with sizes.
     No layer profile is needed: a cost model estimates the time and memory of each configuration.
 
     \b

@@ -141,7 +141,7 @@ def _search(options: CalibrateOptions) -> str:
     from hpgo.hardware.cluster import Cluster
     from hpgo.llm.measured_steps import JOB_PLAN
     from hpgo.llm.plan import LlmPlan
-    from hpgo.model.transformer_presets import TRANSFORMERS
+    from hpgo.model.transformer_presets import named_transformer
 
     plan = LlmPlan.read(Path(folders[0]) / JOB_PLAN)
     model, cluster, precision = plan.transformer, plan.cluster, plan.estimate.parallelism.precision
@@ -150,7 +150,7 @@ def _search(options: CalibrateOptions) -> str:
     with suppress(HpgoError):
         known = Cluster.preset(cluster.name) == cluster
     words = [
-        model.name if TRANSFORMERS.get(model.name) == model else "MODEL",
+        model.name if named_transformer(model.name) == model else "MODEL",
         "-c",
         cluster.name if known else "CLUSTER",
     ]

@@ -15,8 +15,8 @@ from hpgo.cli.command import option, takes
 from hpgo.cli.llm.options import (
     TrainingOptions,
     draw,
-    note_unmeasured,
     note_model,
+    note_unmeasured,
     read_platform,
     same_constants,
     shell_words,
@@ -91,7 +91,7 @@ class PlanOptions(TrainingOptions):
         metavar="N|fastest",
         help="Row of the list to report and write.  [1]",
     )
-    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg …) or job (FOLDER/).")
+    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg …), job (FOLDER/).")
     on: LauncherName = ON_LAUNCHER
     pareto: str | None = option(
         "--pareto", type=STILL, metavar="FILE", help="Draw the Pareto front of step time and memory."
@@ -111,7 +111,8 @@ class PlanOptions(TrainingOptions):
 def command(options: PlanOptions) -> None:
     """Find the configurations with the shortest step that fit in memory.
 
-    The search covers all that the framework runs, on all GPUs or fewer. The simplest of equally fast ones comes first.
+    The search covers all that the framework runs, also CUDA graphs, on all GPUs or fewer. The simplest of equally fast
+    ones comes first.
 
     \b
     Examples:
@@ -141,7 +142,7 @@ def command(options: PlanOptions) -> None:
     for output in filter(is_folder_name, options.outputs):
         from hpgo.cli.job_folders import check_job_folder
 
-        check_job_folder(output, problem["framework"])
+        check_job_folder(output, problem["framework"], "transformers")
     other = "" if options.stack else other_stack(cluster, problem["framework"], problem["platform"])
     with as_options():
         found = plan_llm(options.model, cluster, top=options.top, **problem)
@@ -175,7 +176,7 @@ def command(options: PlanOptions) -> None:
         # Print the result even if a file can't be written, because the search is the expensive part.
         if options.as_json:
             facts = {"configurations": found.configurations, "simulated": found.simulated, "framework": found.framework}
-            facts |= {"alike": len(found.alike), "best": 1, "fastest": fastest}
+            facts |= {"alike": len(found.alike), "best": 1, "fastest": fastest, "plain_s": found.plain_s}
             facts |= {"gpus": found.cluster.devices, "available_gpus": found.available}
             facts |= {"on_all_gpus": None if found.on_all is None else document(found.on_all)}
             if moves is not None:

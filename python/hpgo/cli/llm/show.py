@@ -44,7 +44,8 @@ class ShowOptions(Options):
 def command(options: ShowOptions) -> None:
     """Show what a model's config describes: its blocks, parameters and operations.
 
-    MODEL is a name that `hpgo models transformers` lists, a Hugging Face config.json, or a YAML file with its sizes.
+    MODEL is a name that `hpgo models transformers` lists, such as llama-3-8b or, from the Hugging Face hub,
+    Qwen/Qwen2.5-72B. Or it is a config.json of transformers, or a YAML file with sizes.
 
     A token uses only the experts that it is routed to: its active parameters. Operations are the FLOP that a training
     step needs per token, forward and backward, without recomputation. Masked attention scores don't count.
@@ -52,6 +53,7 @@ def command(options: ShowOptions) -> None:
     \b
     Examples:
       hpgo llm show llama-3-8b
+      hpgo llm show Qwen/Qwen2.5-72B
       hpgo llm show config.json --seq-length 32768
       hpgo llm show deepseek-v3 --json
     """

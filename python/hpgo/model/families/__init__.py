@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _PARTS = (
     "shape", "arithmetic", "defaults", "extra", "must_be", "rope", "other", "lists", "blocks", "before", "after",
-    "tower",
+    "tower", "projector",
 )  # fmt: skip
 """Parts of a file that are mappings. A family has the rows of its base, too, unless it has its own under the key."""
-_LISTS = ("from_one", "ignored", "must_hold")
+_LISTS = ("from_one", "ignored", "must_hold", "classes")
 """Parts of a file that are lists. A family has the items of its base, too."""
 
 
@@ -63,9 +63,19 @@ class Family:
     after: Mapping[str, Any] = field(default_factory=dict)
     """Operators beside the LM head."""
     tower: Mapping[str, Any] = field(default_factory=dict)
-    """Encoder of images or sounds."""
+    """Encoder of images or sounds: its width, its blocks and what surrounds them."""
+    text: str = ""
+    """Model type of the language model in `text_config`, of a type that combines it with a tower."""
+    vision: str = ""
+    """Model type of the tower in `vision_config`."""
+    flat: bool = False
+    """Whether older files have the keys of the language model beside `vision_config`, without `text_config`."""
+    projector: Mapping[str, Any] = field(default_factory=dict)
+    """Operators between the tower and the language model, over keys of the tower and of the whole type."""
     lists: Mapping[str, Any] = field(default_factory=dict)
     """Keys with an item for each layer, and their allowed items."""
+    classes: tuple[str, ...] = ()
+    """Endings of further model classes with the same parameters as the causal language model."""
     from_one: tuple[str, ...] = ()
     """Keys that must be at least 1."""
     ignored: tuple[str, ...] = ()
@@ -74,9 +84,11 @@ class Family:
     def formulas(self) -> list[Formula]:
         """Return all formulas of the family, with those of `defaults` that another formula needs."""
         parts = [self.shape, self.arithmetic, self.blocks, self.pattern, self.before, self.after, self.other]
+        parts += [self.tower, self.projector]
         checks = [[row[0] for row in self.must_be.values() if row], [row["if_not"] for row in self.must_hold]]
         found = {text: formula(text) for part in (*parts, *checks) for text in _texts(part)}
         names = [name for one in found.values() for name in one.names]
+        # Names of formulas that nothing needs would count as keys that the type knows.
         for name in names:  # which grows in the loop
             for text in _texts(self.defaults.get(name)):
                 if text not in found:
@@ -90,7 +102,8 @@ class Family:
         names = {name for one in self.formulas() for name in one.names}
         rope = {"rope_scaling", "rope_parameters"} if self.rope else set()
         named = {name for name in self.rope.values() if isinstance(name, str)}
-        return names | rope | named | {*self.lists, *self.extra, *self.must_be, *self.ignored}
+        inner = {"text_config", "vision_config"} if self.text else set()
+        return names | inner | rope | named | {*self.lists, *self.extra, *self.must_be, *self.ignored}
 
 
 def _texts(part: Any) -> Iterable[str]:
@@ -115,28 +128,41 @@ def family_names() -> tuple[str, ...]:
 
 
 @cache
-def family(name: str) -> Family:
-    """Return the family of a model type. Raises ProfileError for a wrong file.
+def tower_names() -> tuple[str, ...]:
+    """Return the model types of towers that have a file, sorted.
+
+    >>> "pixtral" in tower_names()
+    True
+    """
+    named = (file.name.removesuffix(".yaml") for file in files(__name__).joinpath("towers").iterdir())
+    return tuple(sorted(name for name in named if not name.startswith("_")))
+
+
+@cache
+def family(name: str, folder: str = "") -> Family:
+    """Return the family of a model type, or of a tower in the folder `towers`. Raises ProfileError for a wrong file.
 
     >>> family("kimi_k2").configuration
     'deepseek_v3'
     """
-    rows = _rows(name)
+    rows = _rows(name, folder)
     held: dict[str, Any] = {key: rows.get(key) or {} for key in _PARTS}
     held |= {key: tuple(rows.get(key) or ()) for key in _LISTS}
-    return Family(name=name, configuration=rows.get("configuration", name), pattern=rows.get("pattern"), **held)
+    held |= {key: rows[key] for key in ("pattern", "text", "vision", "flat") if key in rows}
+    return Family(name=name, configuration=rows.get("configuration", name), **held)
 
 
-def _rows(name: str) -> dict[str, Any]:
+def _rows(name: str, folder: str) -> dict[str, Any]:
     """Return the parts of a family's file, with those of its base."""
     file = f"{name}.yaml"
-    held = parse(files(__name__).joinpath(file).read_text(encoding="utf-8"), file, ProfileError)
-    top = Section(held, file, ProfileError, keys=" ".join((*_PARTS, *_LISTS, "base", "configuration", "pattern")))
+    text = files(__name__).joinpath(folder, file).read_text(encoding="utf-8")
+    keys = (*_PARTS, *_LISTS, "base", "configuration", "pattern", "text", "vision", "flat")
+    top = Section(parse(text, file, ProfileError), file, ProfileError, keys=" ".join(keys))
     own: dict[str, Any] = {key: top.get(key) for key in list(top)}
     top.check_spelling()
     if not (base := own.pop("base", None)):
         return own
-    rows = _rows(base)
+    rows = _rows(base, folder)
     # A family that names no configuration class has its own, even if its base has another's.
     rows.pop("configuration", None)
     for key, value in own.items():

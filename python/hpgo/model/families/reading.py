@@ -44,9 +44,14 @@ _SEVERAL = 2
 class _Values:
     """The checked values of keys, and of the names of a family, by which its formulas are evaluated."""
 
-    def __init__(self, family: Family, top: Section, row: Mapping[str, Any]) -> None:
-        """Read the keys of `top`, whose missing keys have the defaults of the class in `row`."""
-        self._family, self._top, self._row = family, top, row
+    def __init__(
+        self, family: Family, top: Section, row: Mapping[str, Any], more: Mapping[str, Any] | None = None
+    ) -> None:
+        """Read the keys of `top`, whose missing keys have the defaults of the class in `row`.
+
+        `more` has values of further names, which are not keys of the class.
+        """
+        self._family, self._top, self._row, self._more = family, top, row, more or {}
         self._from_one = {row["names"].get(key, key) for key in family.from_one}
         self._found: dict[str, Any] = {}
 
@@ -55,7 +60,9 @@ class _Values:
         if name not in self._found:
             key = self._row["names"].get(name, name)
             value = None if self._top.get(key, None) is None else self._checked(key)
-            if value is None and name in self._family.defaults:
+            if name in self._more and key not in self._row["defaults"]:
+                value = self._more[name]
+            elif value is None and name in self._family.defaults:
                 value = self.of(self._family.defaults[name])
             self._found[name] = value
         return self._found[name]
@@ -79,9 +86,9 @@ class _Values:
         try:
             return parsed.value(self)
         except ArgumentError as error:
-            absent = [name for name in parsed.names if self(name) is None]
-            hint = f"give {join_words([f'`{name}`' for name in absent])}" if absent else error.hint
-            self._top.reraise(error, error.message, hint)
+            if absent := [f"`{name}`" for name in parsed.names if self(name) is None]:
+                self._top.fail(f"{join_words(absent)} {'is' if len(absent) == 1 else 'are'} missing", MISSING_KEY_HINT)
+            self._top.reraise(error)
 
     def field(self, name: str, text: Any) -> Any:
         """Return the value of a field, which must not be None unless the field may be None."""
@@ -130,6 +137,7 @@ def fields_of(family: Family, top: Section, row: Mapping[str, Any]) -> dict[str,
                 REFUSED_HINT,
             )
         arithmetic = rope | arithmetic
+    # What RoPE reports comes first, so that messages keep the order of the file.
     arithmetic["other"] = arithmetic.get("other", ()) + tuple(
         values.text(words) for words, applies in family.other.items() if applies is not None and values.of(applies)
     )
@@ -144,8 +152,11 @@ def fields_of(family: Family, top: Section, row: Mapping[str, Any]) -> dict[str,
 
 def _blocks(family: Family, top: Section, values: _Values, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the blocks and the pattern of a family."""
+    # Only blocks of the pattern are built: the formulas of others may need keys that this configuration lacks.
     only = next(iter(family.blocks))
     pattern = [only] * fields["layers"] if family.pattern is None else values.of(family.pattern)
+    if not pattern:
+        return {}  # the fields describe all layers of this configuration
     used = [name for name in family.blocks if name in pattern]
     specs = {name: dict(family.blocks[name] or {}) for name in used}
     for spec in specs.values():
@@ -167,8 +178,10 @@ def _block(values: _Values, name: str, spec: Mapping[str, Any], fields: Mapping[
     if (rows := held.pop("attention", None)) is not None:
         common = _renamed(fields, _ATTENTION)
         taken["attention"] = tuple(Attention(**common | row) for row in (rows if isinstance(rows, list) else [rows]))
-    if (experts := held.pop("experts", None)) is not None:
-        taken["experts"] = Experts(**_renamed(fields, _EXPERTS) | experts)
+    # No experts are no error: a family may have them under a switch, or by their number.
+    experts = held.pop("experts", None)
+    if experts is not None and (experts := _renamed(fields, _EXPERTS) | experts)["count"]:
+        taken["experts"] = Experts(**experts)
         taken["shared_gate"] = held.pop("shared_gate", fields.get("shared_gate", False))
         held.setdefault("mlp", {"width": fields.get("shared_ffn", 0)})
     if (network := held.pop("mlp", None)) is not None:
@@ -191,6 +204,43 @@ _EXPERTS = {
 
 def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {name: fields[field] for name, field in names.items() if field in fields}
+
+
+def tower_of(
+    tower: Family, top: Section, row: Mapping[str, Any], projector: Mapping[str, Any], more: Mapping[str, Any]
+) -> Tower:
+    """Return the tower of a configuration, with the `projector` behind it, whose formulas use names of `more`."""
+    values = _Values(tower, top, row, more)
+    spec = tower.tower
+    layers = top.build(check_int, "the layers of the tower", values.of(spec["layers"]), maximum=MAX_LAYERS)
+    pattern = spec.get("pattern")
+    names = [next(iter(spec["blocks"]))] * layers if pattern is None else values.of(pattern)
+    ends = [values.of(part) for part in (spec.get("ends", {}), projector)]
+    joined = {"norms": sum(end.get("norms", 0) for end in ends)}
+    for key in _LISTED:
+        joined[key] = [row for end in ends for row in end.get(key, ())]
+    blocks = [top.build(_block, values, name, block, {}) for name, block in spec["blocks"].items() if name in names]
+    return top.build(
+        lambda: Tower(
+            hidden=values.of(spec["hidden"]),
+            blocks=tuple(blocks),
+            pattern=tuple(names),
+            centred_norms=spec.get("centred_norms", False),
+            ends=_block(values, "", joined, {}),
+        )
+    )
+
+
+def shape_of(family: Family, top: Section, row: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Transformer` that a type with a tower states itself, over names of `more`, too."""
+    values = _Values(family, top, row, more)
+    return {name: values.field(name, text) for name, text in family.shape.items()}
+
+
+def names_of(family: Family, top: Section, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the keys that a family's projector and shape use."""
+    values = _Values(family, top, row)
+    return {name: values(name) for one in family.formulas() for name in one.names if name in row["defaults"]}
 
 
 def keys_of_fields(family: Family, row: Mapping[str, Any]) -> dict[str, str]:
@@ -278,7 +328,8 @@ def _rope(top: Section, row: Mapping[str, Any], keys: Mapping[str, Any], longest
 
 def _rope_scaling(held: Section, longest: int) -> RopeScaling | None:
     kind = held.text("rope_type" if "rope_type" in held else "type", "default")
-    if kind == "default":
+    # `mrope` only divides the frequencies among time, height and width.
+    if kind in {"default", "mrope"}:
         return None
     if kind not in _ROPE_KEYS:
         held.fail(

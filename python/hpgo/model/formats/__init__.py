@@ -71,7 +71,7 @@ def read_profile(
         return _at(built_in(source), given)
     path = as_path(source, ProfileError)
     with hinted("`hpgo models show vgg-16` prints such a file, `hpgo help plan` names the others that are read"):
-        text = _text(path) if may_be_file(path) else _no_such(str(source))
+        text = _text(path) if may_be_file(path) and not _is_transformer(source) else _no_such(str(source))
         return _parse(text, path, given)
 
 
@@ -270,13 +270,18 @@ def _text(path: Path) -> str:
         raise
 
 
-def _no_such(name: str) -> str:
-    from hpgo.model.transformer_presets import TRANSFORMERS
+def _is_transformer(source: str | os.PathLike[str]) -> bool:
+    from hpgo.model.transformer_presets import is_transformer
 
-    if name in TRANSFORMERS:
+    return isinstance(source, str) and is_transformer(source)
+
+
+def _no_such(name: str) -> str:
+    if _is_transformer(name):
+        file = f"{name.rpartition('/')[2]}.yaml"
         raise ProfileError(
             f"`{name}` is a transformer with a known shape, but without times",
-            f"make a profile of it: `hpgo estimate {name} --device h100 --dim tokens=4096 -o {name}.yaml`",
+            f"make a profile of it: `hpgo estimate {name} --device h100 --dim tokens=4096 -o {file}`",
         )
     raise ProfileError(
         f"`{shorten(name)}` is no built-in model and no file", did_you_mean(name, MODELS), code="unknown_name"

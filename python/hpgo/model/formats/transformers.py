@@ -10,24 +10,26 @@
     ffn: 14336
     vocab: 32000
 
-The short format has a key for each field of `hpgo.Transformer`. In a `config.json`, each supported model type has its
-own key names, and properties without a key, such as biases and norms. A missing key has the default of its class in
-transformers, which `class_defaults.json` records. Unknown model types are refused, and so are unknown keys that may
-change what the model computes.
+The short format has a key for each field of `hpgo.Transformer`. In a `config.json`, each model type has its own key
+names, and properties without a key, such as biases and norms: `hpgo.model.families` has a file of data for each. A
+missing key has the default of its class in transformers, which `class_defaults.json` records. Types without a file are
+described by the model that transformers builds, if it is installed, or refused. Unknown keys that may change what the
+model computes are refused, too.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hpgo.base.documents import Section, hinted, parse, read_text, record
 from hpgo.base.files import as_path, is_folder, may_be_file
-from hpgo.base.messages import did_you_mean, join_words, nearest_names, safe_repr, shorten, similar
+from hpgo.base.messages import join_words, nearest_names, safe_repr, shorten, similar
 from hpgo.errors import HpgoError, ProfileError
-from hpgo.model.families import Family, family, family_names
+from hpgo.model.families import Family, family, family_names, tower_names
 from hpgo.model.families.reading import (
     FIELDS_HINT,
     MISSING_KEY_HINT,
@@ -36,12 +38,17 @@ from hpgo.model.families.reading import (
     VERSION_KEY,
     fields_of,
     keys_of_fields,
+    names_of,
+    shape_of,
+    tower_of,
 )
-from hpgo.model.transformer import Transformer
-from hpgo.model.transformer_presets import TRANSFORMERS
+from hpgo.model.formats.built_transformers import built_transformer, can_build, class_keys
+from hpgo.model.transformer import Tower, Transformer
+from hpgo.model.transformer_presets import named_transformer, transformer_names
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
 VERSION = 1
 _SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers", "n_group")
@@ -97,26 +104,33 @@ def read_transformer(source: str | os.PathLike[str]) -> Transformer:
 def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
     """Return a transformer as it is, by its name, or from a file that `read_transformer` accepts.
 
-    Raises ProfileError for an unknown name.
+    A name is hpgo's own, such as `llama-3-8b`, or one of the Hugging Face hub. Raises ProfileError for an unknown name.
 
-    >>> transformer_of("llama-3-8b").layers
-    32
+    >>> transformer_of("llama-3-8b").layers, transformer_of("Qwen/Qwen2.5-72B").layers
+    (32, 80)
     >>> transformer_of("llama-3-9b")
     Traceback (most recent call last):
     hpgo.errors.ProfileError: there is no transformer `llama-3-9b`, and no such file
     """
     if isinstance(source, Transformer):
         return source
-    if isinstance(source, str) and source in TRANSFORMERS:
-        return TRANSFORMERS[source]
+    if isinstance(source, str) and (known := named_transformer(source)) is not None:
+        return known
     path = as_path(source, ProfileError)
-    if not may_be_file(path):
+    if not may_be_file(path) or _is_hub_like(path):
         raise ProfileError(
             f"there is no transformer `{shorten(str(path))}`, and no such file",
-            did_you_mean(str(path), TRANSFORMERS),
+            similar(str(path), transformer_names(), minimum=0.8)
+            or "give its config.json; `hpgo models transformers` lists the known names",
             code="unknown_name",
         )
     return read_transformer(path)
+
+
+def _is_hub_like(path: Path) -> bool:
+    """Return whether a path that does not exist has the form of a hub name: two parts, and no ending of a file."""
+    # It is more often a mistyped hub name than a missing file, and then the nearest names help.
+    return len(path.parts) == 2 and not path.exists() and path.suffix not in {".json", ".yaml", ".yml"}
 
 
 def of_document(document: object, *, name: str = "transformer", file: str = "text") -> Transformer:
@@ -170,7 +184,7 @@ def _type_of(top: Section, given: dict[str, Any]) -> _Type:
             f"model type `{shorten(kind)}` is unknown",
             "write the content of `text_config` into a separate file, to read the language model alone"
             if within
-            else similar(kind, names, minimum=0.8) or f"use one of {', '.join(names)}, or {REFUSED_HINT}",
+            else _slip_of(kind, names) or f"install torch and transformers, or {REFUSED_HINT}",
         )
     data = family(kind)
     return _Type(kind, data, _class_defaults()["types"][data.configuration])
@@ -178,35 +192,125 @@ def _type_of(top: Section, given: dict[str, Any]) -> _Type:
 
 def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transformer:
     """Return the transformer of a Hugging Face configuration. Missing keys have the default of their class."""
+    kind = whole_file.text("model_type")
+    if kind not in family_names() and can_build(kind):
+        return _built(whole_file, given, kind, name)
     model = _type_of(whole_file, given)
-    row, defaults = model.row, model.defaults
-    stated = _by_own_names(whole_file, given, row["names"])
-    # A null that the class accepts has a meaning, so it is kept apart from a missing key.
-    top = Section(defaults | stated, whole_file.where, ProfileError, source=MISSING_KEY_HINT)
-    # Check the spelling first: a misspelled key would otherwise lead to a confusing error about the default in its
-    # place.
-    _check_spelling(top, stated, model)
-    fields = fields_of(model.family, top, row)
-    _check_keys(top, stated, model)
-    _check_class(top, given, model)
+    if model.family.text:
+        model, top, stated, fields = _combined(whole_file, given, model)
+    else:
+        top, stated, fields = _fields(whole_file, given, model)
     held = given.get("_name_or_path")
     title = held.rstrip("/").rpartition("/")[2] if isinstance(held, str) else ""
     try:
         make = Transformer.from_blocks if "blocks" in fields else Transformer
         return make(name=title or name, **fields)
     except HpgoError as error:
-        left_out = [f"{key} {defaults[key]}" for key in _SIZES if key in defaults and key not in stated]
+        left_out = [f"{key} {model.defaults[key]}" for key in _SIZES if key in model.defaults and key not in stated]
         defaulted = f" (by default of its class: {', '.join(left_out)})" if left_out else ""
         message, hint = error.message, error.hint
-        for field, key in keys_of_fields(model.family, row).items():
+        for field, key in keys_of_fields(model.family, model.row).items():
             message, hint = (text.replace(f"`{field}`", f"`{key}`") for text in (message, hint))
         top.reraise(error, message + defaulted, hint)
+
+
+def _built(whole_file: Section, given: dict[str, Any], kind: str, name: str) -> Transformer:
+    """Return the transformer of a type without a family, which transformers builds."""
+    # Classes of transformers accept any key without a word, so unknown keys are refused here.
+    row = {"class": "", "defaults": class_keys(kind), "names": {}, "nullable": []}
+    model = _Type(kind, Family(name=kind, configuration=kind), row)
+    known = {"rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor", *row["defaults"]}
+    strange = [key for key in _unknown(given, model) if key not in known]
+    if strange:
+        _refuse_keys(whole_file, strange, _slips(strange, given, model), kind)
+    _check_class(whole_file, given, model)
+    return whole_file.build(built_transformer, given, name)
+
+
+def _fields(whole_file: Section, given: dict[str, Any], model: _Type) -> tuple[Section, dict[str, Any], dict[str, Any]]:
+    """Return the keys of a configuration with all defaults, the stated ones, and the fields of `Transformer`."""
+    top, stated = _keys(whole_file, given, model)
+    # Check the spelling first: a misspelled key would otherwise lead to a confusing error about the default in its
+    # place.
+    _check_spelling(top, stated, model)
+    fields = fields_of(model.family, top, model.row)
+    _check_keys(top, stated, model)
+    _check_class(top, given, model)
+    return top, stated, fields
+
+
+def _keys(whole_file: Section, given: dict[str, Any], model: _Type) -> tuple[Section, dict[str, Any]]:
+    """Return the keys of a configuration under the names of its class: with all defaults, and the stated ones."""
+    stated = _by_own_names(whole_file, given, model.row["names"])
+    # A null that the class accepts has a meaning, so it is kept apart from a missing key.
+    return Section(model.defaults | stated, whole_file.where, ProfileError, source=MISSING_KEY_HINT), stated
+
+
+def _combined(
+    whole_file: Section, given: dict[str, Any], whole: _Type
+) -> tuple[_Type, Section, dict[str, Any], dict[str, Any]]:
+    """Return the type, the keys and the fields of a language model with a tower in front of it."""
+    data, defaults = whole.family, whole.row["parts"]
+    outer = dict(given)
+    if data.flat and given.get("text_config") is None:
+        known = {*_class_defaults()["types"][data.text]["defaults"], "rope_scaling", "rope_parameters"}
+        outer = {key: value for key, value in given.items() if key not in known or key in whole.row["defaults"]}
+        texts: Any = {key: value for key, value in given.items() if key not in outer or key == "tie_word_embeddings"}
+    else:
+        texts = defaults["text_config"] if given.get("text_config") is None else given["text_config"]
+    images = defaults["vision_config"] if given.get("vision_config") is None else given["vision_config"]
+    parts = {}
+    for key, part, kind in (("text_config", texts, data.text), ("vision_config", images, data.vision)):
+        if part is None:
+            continue  # a model that may do without a tower
+        parts[key] = Section(part, f"{whole_file.where}, {key}", ProfileError)
+        # Older files give the type of the whole model to its parts.
+        own = part.get("model_type") in {None, whole.kind}
+        parts[key] = Section(part | ({"model_type": kind} if own else {}), parts[key].where, ProfileError)
+    text = _type_of(parts["text_config"], texts)
+    inner = {key: parts["text_config"].get(key) for key in parts["text_config"]}
+    inner.pop("architectures", None)
+    top, stated, fields = _fields(parts["text_config"], inner, text)
+    keys, outer = _keys(whole_file, outer, whole)
+    _check_keys(keys, outer, whole)
+    more = names_of(data, keys, whole.row) | {"text_hidden": fields["hidden"], "text_tied": fields["tied"]}
+    fields |= shape_of(data, keys, whole.row, more)
+    if "vision_config" in parts:
+        fields["tower"] = _tower(parts["vision_config"], data, more)
+    return text, top, stated, fields
+
+
+def _tower(part: Section, data: Family, more: dict[str, Any]) -> Tower:
+    """Return the tower in `vision_config`. Raises ProfileError for an unknown type or key."""
+    kind = part.text("model_type")
+    if kind not in tower_names():
+        part.fail(f"tower of type `{shorten(kind)}` is unknown", f"use one of {', '.join(tower_names())}")
+    tower = family(kind, "towers")
+    model = _Type(kind, tower, _class_defaults()["types"][tower.configuration])
+    top, stated = _keys(part, {key: part.get(key) for key in part}, model)
+    # No value of a tower's arithmetic is kept, so only keys that its class lacks are refused.
+    strange = [key for key in _unknown(stated, model) if key not in model.row["defaults"]]
+    if strange:
+        _refuse_keys(top, strange, _slips(strange, stated, model), kind)
+    return tower_of(tower, top, model.row, data.projector, more)
+
+
+def _slip_of(kind: str, known: Sequence[str]) -> str:
+    """Return a hint for a misspelled model type, or an empty text for a type that is not known.
+
+    >>> _slip_of("lama", ["llama"]), _slip_of("llama4", ["llama"])
+    ('did you mean `llama`?', '')
+    """
+    digits = re.findall(r"\d+", kind)
+    # Another number is another architecture: reading `llama4` as `llama` would plan a model without its experts.
+    return similar(kind, [one for one in known if re.findall(r"\d+", one) == digits], minimum=0.8)
 
 
 def _check_class(top: Section, given: dict[str, Any], model: _Type) -> None:
     """Refuse a configuration whose `architectures` names a class with another head than a language model's."""
     names = given.get("architectures")
-    if names is None or (isinstance(names, list) and names and all(str(name).endswith(_CAUSAL_ENDS) for name in names)):
+    ends = (*_CAUSAL_ENDS, *model.family.classes)
+    if names is None or (isinstance(names, list) and names and all(str(name).endswith(ends) for name in names)):
         return  # `model_type` takes precedence, as in transformers: public files may name a class of another type
     listed = _listed(names) if isinstance(names, list) and names else safe_repr(names)
     top.fail(
