@@ -45,8 +45,8 @@ _FROM_NONE = ("zero_stage", "cpu_offload_num_layers", "lora_rank")
 _AMOUNTS = ("optimizer_offload_fraction",)
 _WORDS = (
     "pp_schedule", "recompute", "precision", "cuda_graph_impl", "exp_avg_dtype", "exp_avg_sq_dtype",
-    "main_params_dtype", "pipeline_layout", "cross_entropy_fusion_impl", "moe_token_dispatcher", "base_weights_dtype",
-    "optimizer",
+    "main_params_dtype", "pipeline_layout", "cross_entropy_fusion_impl", "moe_token_dispatcher",
+    "base_weights_dtype", "optimizer",
 )  # fmt: skip
 _LISTS = ("recompute_modules", "cuda_graph_modules", "offload_modules", "lora_target_modules")
 _WITHOUT_TP_OVERLAP = {"te-hopper": "te-hopper-no-tp-overlap"}

@@ -322,10 +322,13 @@ class PipelineStages:
             # is reduced inside a group. Otherwise one all-reduce.
             for shards, groups, everyone, count in parts:
                 if config.zero_stage:
+                    gathered_s += context.all_gather_s(shards, count * VALUE)
+                # Muon's replicas need whole gradients of their matrices, so all of them are summed everywhere
+                # (Megatron-LM, `LayerWiseDistributedOptimizer`).
+                if config.zero_stage and config.optimizer != "muon":
                     inside_s = context.all_gather_s(shards, count * each)
                     over_s = context.all_reduce_s(groups, count * each / shards.ranks)
                     reduced_s += max(inside_s, over_s) if config.overlap_dp_comm else inside_s + over_s
-                    gathered_s += context.all_gather_s(shards, count * VALUE)
                 else:
                     reduced_s += context.all_reduce_s(everyone, count * each)
             reduced_s *= context.constants.grad_reduce_time_factor
