@@ -56,7 +56,8 @@ def test_memory_of_recipes_is_not_below_the_published_one(predictions: list[froz
 def test_features_of_recipes_were_compared_with_a_published_step(predictions: list[frozen.Prediction]) -> None:
     compared = recipes.compared_features(predictions)
     for device in ("H100", "GB200", "GB300"):
-        assert set(RECIPES[device]) == compared[device] - set(VALIDATED[device])
+        # Recipes have graphs of single modules, but the feature is that of all CUDA graphs.
+        assert set(RECIPES[device]) == compared[device] - set(VALIDATED[device]) - {"CUDA graphs"}
 
 
 def test_other_settings_are_estimated_from_a_file(tmp_path: Path) -> None:

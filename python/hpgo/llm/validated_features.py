@@ -114,12 +114,12 @@ VALIDATED: dict[str, tuple[str, ...]] = {
 # The H200 is the H100's chip with more and faster memory. Its few published steps use none but the H100's features.
 VALIDATED["H200"] = VALIDATED["H100"]
 RECIPES: dict[str, tuple[str, ...]] = {
-    "GB200": ("cp", "EP overlap", "dispatcher hybridep", "offloading of modules", "CUDA graphs"),
-    "GB300": ("EP overlap", "dispatcher hybridep", "bf16 moments", "CUDA graphs"),
-    "H100": ("EP overlap", "dispatcher alltoall", "dispatcher deepep", "dispatcher hybridep", "CUDA graphs"),
+    "GB200": ("cp", "EP overlap", "dispatcher hybridep", "offloading of modules"),
+    "GB300": ("EP overlap", "dispatcher hybridep", "bf16 moments"),
+    "H100": ("EP overlap", "dispatcher alltoall", "dispatcher deepep", "dispatcher hybridep"),
 }
 """Further features of public recipes by device, whose published steps are in the range of their estimates
-(docs/recipes.md)."""
+(docs/recipes.md). CUDA graphs are left out: recipes have those of single modules, but searches try those of a step."""
 RECIPES["H200"] = RECIPES["H100"]
 BEYOND: dict[str, frozenset[str]] = {name: frozenset(("LoRA",)) for name in ("B200", "H100", "H200")}
 """Features of published steps of other kinds of training, which no constant was fitted to: MLPerf Training 4.1,
