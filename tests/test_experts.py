@@ -401,7 +401,7 @@ models = st.builds(
 @settings(max_examples=examples(20))
 def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, top: int) -> None:
     cluster = hpgo.Cluster.preset("h100").first(gpus)
-    every = every_way(model, cluster, batch, 1024)
+    every = every_way(model, cluster, batch, 1024, graphs=True)
     try:
         found = hpgo.plan_llm(model, cluster, global_batch_size=batch, seq_length=1024, top=top, devices=gpus)
     except hpgo.errors.ArgumentError:

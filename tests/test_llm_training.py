@@ -256,7 +256,7 @@ def test_llama_2_70b_with_paged_adam_on_eight_gpus_takes_what_torchtune_reports(
     one = estimate("llama-2-70b", A100, global_batch_size=16, zero_stage=3, dtensor=True, recompute="full",
                    optimizer="paged_adam", main_params_dtype="none")  # fmt: skip
     assert one.fits
-    assert one.fullest.peak_bytes == pytest.approx(51e9, rel=0.1)
+    assert one.fullest.peak_bytes == pytest.approx(51e9, rel=0.06)
 
 
 # --- Optimizer state in CPU memory ------------------------------------------------------------------------------------
@@ -376,10 +376,16 @@ def test_a_search_that_finds_nothing_names_the_cpus_memory() -> None:
 
 @pytest.mark.parametrize(("cp", "measured"), [(2, 75.7e9), (4, 62.1e9)])
 def test_qwen3_30b_with_its_optimizer_on_the_cpu_fits_about_as_reported(cp: int, measured: float) -> None:
-    """100,000 tokens on 8 A100, gradients in bf16, full recomputation: 75.7 and 62.1 GB (ms-swift)."""
-    one = estimate("qwen3-30b-a3b", A100, seq_length=102_400, global_batch_size=8, ep=4, cp=cp, recompute="full",
-                   grad_reduce_in_bf16=True, optimizer_offload_fraction=1.0)  # fmt: skip
-    assert one.fullest.peak_bytes == pytest.approx(measured, rel=0.13)
+    """100,000 tokens on 8 A100, gradients in bf16, full recomputation: 75.7 and 62.1 GB (ms-swift).
+
+    Which kernel computed the loss is not published: Transformer Engine's needs 31 and 16 GB less than Megatron-LM's.
+    """
+    one = estimate(
+        "qwen3-30b-a3b", A100, seq_length=102_400, global_batch_size=8, ep=4, cp=cp, recompute="full",
+        grad_reduce_in_bf16=True, optimizer_offload_fraction=1.0, cross_entropy_fusion_impl="te",
+    )  # fmt: skip
+    assert one.fits
+    assert one.fullest.peak_bytes == pytest.approx(measured, rel=0.15)
 
 
 # --- Packed documents -------------------------------------------------------------------------------------------------
@@ -447,6 +453,7 @@ def test_packed_documents_are_exported_or_refused(tmp_path: Path) -> None:
         ("deepspeed", {"lora_rank": "16", "base_weights_dtype": "nf4"}),
         ("deepspeed", {"optimizer": "paged_adam8bit"}),
         ("deepspeed", {"optimizer_offload_fraction": 1, "zero_stage": 2}),
+        ("deepspeed", {"optimizer_offload_fraction": 0.5}),
     ],
 )
 def test_a_search_keeps_the_setting_and_estimates_alike(framework: Any, fix: dict[str, Any]) -> None:
@@ -460,7 +467,8 @@ def test_a_search_keeps_the_setting_and_estimates_alike(framework: Any, fix: dic
         names = [name for name in NEUTRAL if name != "lora_target_modules"]
         names += ["tp", "cp", "pp", "vpp", "zero_stage", "micro_batch_size", "recompute", "recompute_num_layers",
                   "dtensor", "overlap_dp_comm", "fused_elementwise", "flatten_gradients", "pp_schedule",
-                  "first_rank_layers", "last_rank_layers", "lora_target_modules"]  # fmt: skip
+                  "first_rank_layers", "last_rank_layers", "lora_target_modules", "cuda_graph_impl",
+                  "cuda_graph_modules", "dp_replicate", "cross_entropy_fusion_impl"]  # fmt: skip
         again = hpgo.estimate_llm("llama-3-8b", H100.first(8), **asked, framework=framework,
                                   **{name: getattr(config, name) for name in names})  # fmt: skip
         assert again.step_s == one.step_s

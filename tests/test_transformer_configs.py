@@ -205,7 +205,8 @@ TINY: dict[str, Any] = {
     "num_local_experts": 8, "n_routed_experts": 8, "first_k_dense_replace": 0, "n_group": 4, "topk_group": 2,
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
     "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 32, "max_position_embeddings": 64,
-    "shared_expert_intermediate_size": 16, "num_experts": 8,
+    "shared_expert_intermediate_size": 16, "num_experts": 8, "n_shared_experts": 1, "num_shared_experts": 1,
+    "pad_token_id": 0,
 }  # fmt: skip
 SWITCHED: dict[str, list[dict[str, Any]]] = {
     "deepseek_v2": [{}, {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0}],
@@ -225,7 +226,14 @@ SWITCHED: dict[str, list[dict[str, Any]]] = {
     "qwen2_moe": [{}, {"norm_topk_prob": True}],
     "qwen3": [{}, {"rms_norm_eps": 1e-5}],
     "qwen3_moe": [{}, {"norm_topk_prob": True}],
-}
+} | {
+    kind: [{}]
+    for kind in (
+        "arcee", "deepseek_v32", "dots1", "ernie4_5", "exaone4", "exaone_moe", "falcon_h1", "flex_olmo", "glm4_moe",
+        "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoe", "jais2", "nemotron", "olmo2", "olmoe",
+        "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2",
+    )
+}  # fmt: skip
 CASES = [(kind, change) for kind, changes in SWITCHED.items() for change in changes]
 
 
@@ -313,7 +321,7 @@ def test_rotary_frequencies_follow_from_what_is_recorded(transformers, kind, cha
 
 
 @pytest.mark.parametrize(
-    ("kind", "change"), [case for case in CASES if case[0].endswith(("moe", "v2", "v3", "mixtral"))]
+    ("kind", "change"), [case for case in CASES if case[0].endswith(("moe", "v2", "v3", "mixtral", "dsa", "olmoe"))]
 )
 def test_routers_choose_and_weigh_experts_as_recorded(transformers, kind, change) -> None:
     import torch

@@ -312,7 +312,7 @@ class ConfigGrid:
                 recomputed = tuple(again for again in self.recomputed if not (again and splits_backward))
                 vpp = 2 if splits_backward else min_vpp
                 config = rules.as_run(changed(shape, ep=ep, pp=pp, dp=dp, vpp=vpp, pp_schedule=schedule))
-                stage = MAX_ZERO if base.offload_params else 1
+                stage = rules.open_stage(config)
                 if self.space.settings and rules.broken_degrees(changed(config, zero_stage=stage), tied=model.tied):
                     continue
                 if not recomputed:

@@ -393,6 +393,17 @@ class FrameworkSupport(Record):
             f" {config.zero_stage}"
         )
 
+    def open_stage(self, config: ParallelismConfig) -> int:
+        """Return the ZeRO stage with which to check a configuration whose stage is open: 1, or 3 to offload state.
+
+        >>> moved = ParallelismConfig(optimizer_offload_fraction=0.5)
+        >>> DEEPSPEED.open_stage(moved), DEEPSPEED.open_stage(ParallelismConfig()), MEGATRON.open_stage(moved)
+        (3, 1, 1)
+        """
+        # Stage 3 can offload all that others can. Searches then leave out the stages that can't.
+        offloads = config.optimizer_offload_fraction > 0 and config.pp == 1
+        return MAX_ZERO if offloads and MAX_ZERO in self.zero_stages else 1
+
     @property
     def offload_settings(self) -> dict[str, Any]:
         """Settings that store all of the optimizer state in CPU memory; empty if the framework does not."""

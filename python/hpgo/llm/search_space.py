@@ -198,11 +198,10 @@ class SearchSpace:
             tp=degree["tp"], sequence_parallel=degree["tp"] > 1, cp=degree["cp"], ep=degree["ep"],
             pp=piped, vpp=degree["vpp"], precision=precision,
             recompute=again,
-            pp_schedule=passes,
-            zero_stage=self.degree("zero_stage", MAX_ZERO if self.settings.get("offload_params") else 1),
-            micro_batch_size=self.degree(_SIZE),
+            pp_schedule=passes, micro_batch_size=self.degree(_SIZE),
             **{name: value for name, value in self.settings.items() if name != "recompute"},
         )  # fmt: skip
+        config = replace(config, zero_stage=self.degree("zero_stage", rules.open_stage(config)))
         if given.get("recompute") == "selective" and not rules.recompute_modules:
             raise ArgumentError(
                 "recompute is selective, but the search uses flash attention, which saves no scores to recompute",

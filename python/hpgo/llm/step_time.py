@@ -237,9 +237,15 @@ class PipelineStages:
 
     def held(self, stage: int) -> tuple[Kind, ...]:
         """Return the kinds of a stage's layers, of which those for multi-token prediction are the last."""
-        layers = self.ranges[stage]
-        further = self.costs.kinds[self.context.model.layers :] if stage == self.context.config.further_stage else ()
-        return self.costs.kinds[layers.start : layers.stop] + further
+        return self._held[stage]
+
+    @cached_property
+    def _held(self) -> tuple[tuple[Kind, ...], ...]:
+        # The search asks for each stage several times.
+        kinds, layers, last = self.costs.kinds, self.context.model.layers, self.context.config.further_stage
+        return tuple(
+            kinds[one.start : one.stop] + (kinds[layers:] if at == last else ()) for at, one in enumerate(self.ranges)
+        )
 
     def recomputed(self, stage: int) -> int:
         """Return the number of layers of a stage that are recomputed."""

@@ -68,7 +68,7 @@ class Attention(Record):
     sinks: bool = False
     """Whether each head has a learned logit that no token belongs to, which fused kernels rarely support."""
     bias: AttentionBias = "none"
-    """Matrices that have biases: none, those of queries, keys and values, or also the output's."""
+    """Matrices that have biases: none, the matrices of queries, keys and values, or also the output's."""
     head_norms: bool = False
     """Whether queries and keys of each head are normalized, with weights that the heads share."""
     gate: bool = False
@@ -369,14 +369,14 @@ class Block(Record):
 
     @cached_property
     def columns(self) -> int:
-        """Width of the results of all matrices divided by their outputs, but for those of the network."""
+        """Width of the results of all matrices divided by their outputs, but for matrices of the network."""
         held = [one for one in self.attention if one.projected]
         projected = sum(one.queries + one.keys + one.values + one.gates for one in held)
         return projected + sum(one.times * one.outputs for one in self.linears if one.split == "column")
 
     @cached_property
     def rows(self) -> int:
-        """Width of the inputs of all matrices divided by their inputs, but for those of the network."""
+        """Width of the inputs of all matrices divided by their inputs, but for matrices of the network."""
         mixed = sum(one.mixed for one in self.attention if one.projected)
         return mixed + sum(one.times * one.inputs for one in self.linears if one.split == "row")
 

@@ -82,7 +82,7 @@ class Family:
     """Keys that change nothing in training."""
 
     def formulas(self) -> list[Formula]:
-        """Return all formulas of the family, with those of `defaults` that another formula needs."""
+        """Return all formulas of the family, with the rows of `defaults` that another formula needs."""
         parts = [self.shape, self.arithmetic, self.blocks, self.pattern, self.before, self.after, self.other]
         parts += [self.tower, self.projector]
         checks = [[row[0] for row in self.must_be.values() if row], [row["if_not"] for row in self.must_hold]]
@@ -153,7 +153,7 @@ def family(name: str, folder: str = "") -> Family:
 
 
 def _rows(name: str, folder: str) -> dict[str, Any]:
-    """Return the parts of a family's file, with those of its base."""
+    """Return the parts of a family's file and of its base."""
     file = f"{name}.yaml"
     text = files(__name__).joinpath(folder, file).read_text(encoding="utf-8")
     keys = (*_PARTS, *_LISTS, "base", "configuration", "pattern", "text", "vision", "flat")

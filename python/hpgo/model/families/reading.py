@@ -240,7 +240,8 @@ def shape_of(family: Family, top: Section, row: Mapping[str, Any], more: Mapping
 def names_of(family: Family, top: Section, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the keys that a family's projector and shape use."""
     values = _Values(family, top, row)
-    return {name: values(name) for one in family.formulas() for name in one.names if name in row["defaults"]}
+    names = {name for one in family.formulas() for name in one.names}
+    return {name: values(name) for name in names if name in row["defaults"] or name in family.defaults}
 
 
 def keys_of_fields(family: Family, row: Mapping[str, Any]) -> dict[str, str]:
