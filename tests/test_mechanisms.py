@@ -49,7 +49,8 @@ def test_of_ways_within_the_error_the_best_relies_on_the_least_that_nobody_measu
 
 def test_what_everything_relies_on_decides_nothing() -> None:
     """No published step on H100 computes in float16, so that all ways do what nobody measured; and yet not all else."""
-    found = hpgo.plan_llm(TINY, H100.first(4), **ASKED, precision="fp16")
+    # Graphs save more than the error of estimates on such a small model, so they are left out.
+    found = hpgo.plan_llm(TINY, H100.first(4), **ASKED, precision="fp16", exclude=["cuda_graph_impl"])
     assert "fp16" not in VALIDATED["H100"]
     assert found.best.unvalidated_features == ("fp16",)
 
