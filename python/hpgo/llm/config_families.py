@@ -68,6 +68,8 @@ class SharedCosts:
     def __init__(self) -> None:
         self.spaces: list[tuple[SearchSpace, bool]] = []
         """Parts of the search space, one for each of its grids, and whether they add CUDA graphs to the one before."""
+        self._rings: dict[tuple[int, ...], int] = {}
+        self._numbers: dict[object, int] = {}
         self._costs: dict[object, LayerCosts] = {}
         self._splits: dict[object, LayerSplits] = {}
         self._families: dict[object, list[tuple[float, int, int, int]]] = {}
@@ -80,9 +82,13 @@ class SharedCosts:
     ) -> LayerCosts:
         """Return the costs of the shape in `context`. `like` and `differing` are fields of `LayerCosts`."""
         # All terms take the GPUs' rates from these rings, except for the all-to-all, which counts nodes.
-        gpus, spread = context.gpus, context.config.expert_model_parallel_size
-        rings = context.tensor_ring, context.context_ring, gpus.ring(context.config.etp, 1), gpus.ring(spread, 1)
-        key = context.config, rings, -(-spread // gpus.gpus_per_node)
+        config, gpus, spread = context.config, context.gpus, context.config.expert_model_parallel_size
+        degrees = config.tp, config.cp, config.etp, spread, gpus.gpus_per_node
+        if degrees not in self._rings:
+            rings = context.tensor_ring, context.context_ring, gpus.ring(config.etp, 1), gpus.ring(spread, 1)
+            # Equal rings have one number, because hashing them takes longer than all else here.
+            self._rings[degrees] = self._numbers.setdefault(rings, len(self._numbers))
+        key = config, self._rings[degrees], -(-spread // gpus.gpus_per_node)
         if key not in self._costs:
             self._costs[key] = LayerCosts(context, like, differing)
         return self._costs[key]
