@@ -527,21 +527,19 @@ def test_values_that_make_another_model_are_refused_with_the_files_own_keys(chan
     assert refusal_of(SMALL | changes).hint == hint
 
 
-@pytest.mark.parametrize("kind", ["llama5", "qwen4", "deepseek_v4", "gpt3"])
+@pytest.mark.parametrize("kind", ["llama5", "qwen9", "deepseek_v9", "gpt9"])
 def test_a_newer_model_type_is_not_taken_for_a_misspelled_one(kind) -> None:
     hint = refusal_of(SMALL | {"model_type": kind}).hint
-    assert hint.startswith("use one of ")
+    assert "did you mean" not in hint
     assert "describe the model with `hpgo_transformer: 1`" in hint
 
 
-@pytest.mark.parametrize("name", ["llama4", "Llama-4-Scout", "grok"])
-def test_an_unknown_name_leads_to_its_family_and_to_the_models_own_configuration(name) -> None:
+@pytest.mark.parametrize("name", ["llama4", "grok"])
+def test_an_unknown_name_leads_to_the_models_own_configuration(name) -> None:
     with pytest.raises(hpgo.errors.ProfileError) as found:
         transformer_of(name)
-    assert found.value.hint.endswith("; for another model, name its Hugging Face config.json")
-    if name != "grok":
-        assert found.value.hint.startswith("known: llama-2-7b, ")
-        assert "llama-3.1-405b; " in found.value.hint
+    assert "config.json" in found.value.hint
+    assert "did you mean" not in found.value.hint
 
 
 def test_dense_layers_among_those_with_experts_are_refused_where_transformers_has_none() -> None:
