@@ -25,6 +25,7 @@ from hpgo.cli.terminal import say, width
 from hpgo.cli.values import LLM_ESTIMATE_OUT, STILL_ENDINGS, written
 from hpgo.llm.parallelism import (
     BaseWeightsDtype,
+    CrossEntropyImpl,
     CudaGraphImpl,
     CudaGraphModule,
     LoraModule,
@@ -55,8 +56,8 @@ _BRIEF = (
     " micro_batch_group_size first_rank_layers last_rank_layers pipeline_layout recompute_every recompute_num_layers"
     " recompute_modules etp moe_token_dispatcher overlap_ep_comm delay_wgrad_compute"
     " cpu_offload_num_layers offload_modules dtensor tp_comm_overlap no_overlap_dp_comm no_sequence_parallel"
-    " no_flash_attention"
-    " no_fused_elementwise no_fused_adam no_fused_cross_entropy flatten_gradients grad_reduce_in_bf16"
+    " no_flash_attention no_fused_elementwise no_fused_adam no_fused_cross_entropy cross_entropy_fusion_impl"
+    " flatten_gradients grad_reduce_in_bf16"
     " adam_moments_in_bf16 exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl cuda_graph_modules"
     " lora_rank lora_target_modules base_weights_dtype optimizer optimizer_offload_fraction offload_params"
     " packed_length"
@@ -65,7 +66,7 @@ _BRIEF = (
 _CONFIGURATION = (
     "framework stack tp pp vpp pp_schedule first_rank_layers last_rank_layers pipeline_layout cp ep dp_replicate"
     " etp moe_token_dispatcher overlap_ep_comm delay_wgrad_compute micro_batch_group_size"
-    " micro_batch_size recompute recompute_num_layers recompute_every"
+    " micro_batch_size recompute recompute_num_layers recompute_every cross_entropy_fusion_impl"
     " cpu_offload_num_layers precision flatten_gradients dtensor grad_reduce_in_bf16 adam_moments_in_bf16"
     " exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl tp_comm_overlap lora_rank base_weights_dtype"
     " optimizer optimizer_offload_fraction offload_params packed_length"
@@ -241,6 +242,11 @@ class EstimateOptions(TrainingOptions):
     )
     no_fused_cross_entropy: bool = option(
         "--no-fused-cross-entropy", is_flag=True, help="Run the loss as several kernels, in 32 bits."
+    )
+    cross_entropy_fusion_impl: CrossEntropyImpl | None = option(
+        "--cross-entropy-fusion-impl",
+        type=click.Choice(get_args(CrossEntropyImpl)),
+        help="Implementation of the fused loss, which decides its bytes per logit.  [of the framework]",
     )
     no_fused_adam: bool = option("--no-fused-adam", is_flag=True, help="Run Adam as several kernels.")
     flatten_gradients: bool = option(

@@ -31,7 +31,7 @@ OPTIONAL = {
 } | {"q_rank"}
 _NULLABLE = {
     name
-    for kind in (Transformer, Arithmetic)
+    for kind in (Transformer, Arithmetic, Latent)
     for name, field in kind.__dataclass_fields__.items()
     if field.default is None
 }
@@ -92,6 +92,8 @@ class _Values:
 
     def field(self, name: str, text: Any) -> Any:
         """Return the value of a field, which must not be None unless the field may be None."""
+        if isinstance(text, dict):
+            return {inner: self.field(inner, one) for inner, one in text.items()}
         value = self.of(text)
         if value is None and name not in _NULLABLE:
             key = self.key_of(text)

@@ -165,7 +165,7 @@ class _Type(NamedTuple):
     @property
     def defaults(self) -> dict[str, Any]:
         """Defaults of all keys, without keys whose default is null."""
-        known = self.row["defaults"] | self.family.extra
+        known = {**self.family.extra, **self.row["defaults"]}
         return {key: value for key, value in known.items() if value is not None}
 
     @property
