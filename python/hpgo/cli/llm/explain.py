@@ -263,7 +263,7 @@ def _forbidden(held: LlmPlan, other: LlmEstimate) -> str:
 
     rules, model = framework_support(held.framework)[1], held.transformer
     why = rules.broken(
-        other.parallelism, micro_batches=other.micro_batches, experts=bool(model.experts), tied=model.tied
+        other.parallelism, micro_batches=other.micro_batches, model=model
     )
     return f"{held.row.title} {why}" if why else ""
 
