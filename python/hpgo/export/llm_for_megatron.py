@@ -136,7 +136,7 @@ def _padded_vocab(job: LlmExportJob) -> int:
 
 def _model(job: LlmExportJob) -> dict[str, Value]:
     model, shape = job.model, megatron_shape(job.model)
-    attention, network = shape.attention, shape.mlp or shape.experts
+    attention, experts = shape.attention, shape.experts
     # A model without attention still needs a number of heads that tp divides.
     heads = attention.heads if attention is not None else shape.scan.heads if shape.scan is not None else model.heads
     return {
@@ -144,7 +144,7 @@ def _model(job: LlmExportJob) -> dict[str, Value]:
         **_pattern_of_letters(job),
         "hidden-size": model.hidden,
         "num-attention-heads": heads,
-        "ffn-hidden-size": network.width if network is not None else model.hidden,
+        "ffn-hidden-size": model.ffn or (experts.width if experts is not None else model.hidden),
         "swiglu": shape.gated,
         "normalization": "LayerNorm" if model.centred_norms else "RMSNorm",
         "disable-bias-linear": not shape.bias,
