@@ -97,7 +97,7 @@ class GroupNorm(torch.nn.Module):
 
 def _scan(
     projected: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dt_bias: torch.Tensor, a: torch.Tensor, *,
-    D: torch.Tensor, headdim: int, ngroups: int, **__: Any,
+    D: torch.Tensor, headdim: int, ngroups: int, **__: Any,  # noqa: N803 -- the kernel's name
 ) -> torch.Tensor:  # fmt: skip
     """Return the gated result of a Mamba 2 scan over `projected`: gate, values, keys, queries and steps."""
     heads = dt_bias.shape[0]
@@ -129,14 +129,16 @@ def take_local_layers() -> None:
     layers = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
     backends = importlib.import_module("megatron.core.models.backends")
 
-    def norm(config: Any, hidden_size: int, eps: float = 1e-5, **more: Any) -> Any:
-        if config.layernorm_zero_centered_gamma:
-            return ZeroCenteredNorm(hidden_size, eps, config.params_dtype)
-        return backends.WrappedTorchNorm(config=config, hidden_size=hidden_size, eps=eps, **more)
+    class Norm:
+        # Megatron-LM builds classes, but takes functions as they are.
+        def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **more: Any) -> Any:  # type: ignore[misc]
+            if config.layernorm_zero_centered_gamma:
+                return ZeroCenteredNorm(hidden_size, eps, config.params_dtype)
+            return backends.WrappedTorchNorm(config=config, hidden_size=hidden_size, eps=eps, **more)
 
     class Local(backends.LocalSpecProvider):  # type: ignore[misc, name-defined]
         def layer_norm(self, *_: Any, **__: Any) -> Any:
-            return norm
+            return Norm
 
         def column_parallel_layer_norm_linear(self) -> Any:
             return self.column_parallel_linear()
@@ -150,7 +152,7 @@ def take_local_layers() -> None:
         spec = layers.get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
         spec.submodules.self_attention.metainfo["fuse_input_layernorm"] = False
         held = spec.submodules.self_attention.submodules
-        held.q_layernorm = held.k_layernorm = norm
+        held.q_layernorm = held.k_layernorm = Norm
         return spec.submodules.self_attention
 
     build = variants.get_gated_delta_net_module_spec

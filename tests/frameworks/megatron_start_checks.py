@@ -34,8 +34,8 @@ import torch.distributed
 from forks import together
 from gpt_builders import gpt_builder
 from mamba_builders import mamba_builder
-from megatron.core.activations import squared_relu
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.activations import squared_relu
 from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.package_info import __shortversion__ as release
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -194,6 +194,7 @@ def meant(config: dict[str, Any], seq_length: int) -> dict[str, Any]:
     return wanted | router(config)
 
 
+ACTIVATION_KEYS = ("mlp_hidden_act", "hidden_act", "activation_function")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 DROPOUTS = ("resid_pdrop", "residual_dropout", "hidden_dropout")
 LAYER_NORM = {"gpt2", "gpt_neox", "starcoder2"}
@@ -362,7 +363,7 @@ def trained(ranks: int, words: list[str], log: Path) -> list[float]:
 def run_script(words: list[str]) -> None:
     """Run `pretrain_gpt.py`, or `pretrain_mamba.py` for a pattern of layers, with the words."""
     script = pretrain_mamba if "--hybrid-layer-pattern" in words else pretrain_gpt
-    sys.argv = [os.path.basename(script.__file__), *words]
+    sys.argv = [f"{script.__name__}.py", *words]
     # The script is found beside its sources and runs unchanged.
     runpy.run_path(script.__file__, run_name="__main__")
 
