@@ -451,9 +451,8 @@ def _notes(job: LlmExportJob) -> list[str]:
     if model.positions and model.positions < seq_length:
         notes.append(f"the model has {model.positions} learned positions, but sequences have {seq_length} tokens")
     if (found := _releases(job)) != RELEASES:
-        notes.append(
-            f"of the releases {RELEASES[0]} to {RELEASES[-1]}, only {join_words(found, 'and')} train this model"
-        )
+        only = join_words(found, "and")
+        notes.append(f"of Megatron-LM {RELEASES[0]} to {RELEASES[-1]}, only {only} can train this model")
     if model.experts:
         notes.append("the estimate assumes the same number of tokens for each expert")
         if (backend := _flex_backend(job)) is not None:

@@ -34,6 +34,10 @@ _YARN = {_ORIGINAL: 4096, "beta_fast": 32.0, "beta_slow": 1.0}
 """Constants of Megatron-LM's RoPE scaling that no option changes."""
 
 
+_SCAN_EPSILON = 1e-5
+"""Epsilon of the norm after a Mamba 2 scan, which `megatron/core/ssm/mamba_mixer.py` sets."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArithmeticSettings:
     """A model's arithmetic as settings of a framework, and the values without a setting."""
@@ -85,6 +89,13 @@ def _activation(model: Transformer, arithmetic: Arithmetic) -> Row:
     if name == "gelu":
         return {"no-bias-gelu-fusion": True}
     return {"squared-relu": True} if name == "relu2" else f"the activation {name}"
+
+
+def _epsilon(model: Transformer, arithmetic: Arithmetic) -> Row:
+    epsilon = arithmetic.norm_epsilon
+    if _scans(model) and not isclose(epsilon, _SCAN_EPSILON):
+        return f"an epsilon {epsilon:g} of the norms of scans (it has {_SCAN_EPSILON:g})"
+    return {"norm-epsilon": epsilon}
 
 
 def _clamp(model: Transformer, arithmetic: Arithmetic) -> Row:
@@ -274,7 +285,7 @@ MEGATRON: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
     "activation": _activation,
     "glu_clamp": _clamp,
     "glu_offset": _offset,
-    "norm_epsilon": lambda _, arithmetic: {"norm-epsilon": arithmetic.norm_epsilon},
+    "norm_epsilon": _epsilon,
     "norm_adds_one": lambda _, arithmetic: {"apply-layernorm-1p": arithmetic.norm_adds_one},
     "rope_theta": _theta,
     "rope_local_theta": _only("rope_local_theta", None, "another RoPE theta ({}) in layers with a window"),
