@@ -12,7 +12,7 @@ import pytest
 import hpgo
 from hpgo import export, jobs
 from hpgo.errors import ArgumentError
-from hpgo.llm.frameworks import MEGATRON
+from hpgo.llm.frameworks import DEEPSPEED, MEGATRON
 from hpgo.llm.parallelism import ParallelismConfig
 
 if TYPE_CHECKING:
@@ -181,3 +181,10 @@ def test_windows_never_use_p2p_with_context_parallelism(read) -> None:
     assert options_of(planned(model, cp=4, seq_length=8192))["cp-comm-type"] == ["all_gather"]
     mixed = replace(model, window_layers=(0, 1))
     assert options_of(planned(mixed, cp=4))["cp-comm-type"] == ["all_gather", "all_gather", "p2p", "p2p"]
+
+
+def test_fused_attention_of_transformers_has_no_sinks(read) -> None:
+    lack = DEEPSPEED.lacking(read(GPT_OSS))
+    assert lack is not None
+    assert "no attention sinks" in lack.why
+    assert "--framework megatron" in lack.hint

@@ -269,7 +269,6 @@ MODELS = (
             "output_router_logits": False, "swiglu_limit": 7.0,
         },
         megatron={"devices": 4, "ep": 2, "pp": 2, "zero_stage": 1, "global_batch_size": 4},
-        deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
         "glm-4.5-air",

@@ -160,15 +160,19 @@ class FrameworkSupport(Record):
         return (
             self._lacking_further(model)
             or self._lacking_shape(model)
-            or self._lacking_softcap(model)
+            or self._lacking_fused(model)
             or self._lacking_arithmetic(model)
         )
 
-    def _lacking_softcap(self, model: Transformer) -> str | None:
+    def _lacking_fused(self, model: Transformer) -> str | None:
         # Users bring the model's code, but estimates count fused attention. In transformers that is PyTorch's
-        # scaled_dot_product_attention, which has no softcap.
+        # scaled_dot_product_attention, which has no softcap and no sinks.
+        if self.shape != "any":
+            return None
         cap = None if model.arithmetic is None else model.arithmetic.attention_logit_softcap
-        if self.shape != "any" or cap is None:
+        if any(one.sinks for block in model.blocks for one in block.attention):
+            return f"runs fused attention, which has no attention sinks, but `{shorten(model.name)}` has them"
+        if cap is None:
             return None
         return (
             "runs fused attention, which has no softcap of attention scores, but"
