@@ -88,7 +88,10 @@ def _activation(model: Transformer, arithmetic: Arithmetic) -> Row:
         return {}
     if name == "gelu":
         return {"no-bias-gelu-fusion": True}
-    return {"squared-relu": True} if name == "relu2" else f"the activation {name}"
+    if name == "relu2":
+        # The fused kernel, which is on by default in models with biases, has no squared ReLU.
+        return {"squared-relu": True, "no-bias-gelu-fusion": model.ffn_bias}
+    return f"the activation {name}"
 
 
 def _epsilon(model: Transformer, arithmetic: Arithmetic) -> Row:

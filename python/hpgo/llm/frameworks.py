@@ -204,7 +204,7 @@ class FrameworkSupport(Record):
         elif model.experts or model.latent is not None:
             what = "experts" if model.experts else "latent attention"
         elif model.norms_per_layer != 2:
-            what = f"{model.norms_per_layer} norms per layer"
+            what = f"{pluralize(model.norms_per_layer, 'norm')} per layer"
         else:
             odd = not model.gated or model.centred_norms or model.positions
             biases = model.attention_bias != "none" or model.ffn_bias
