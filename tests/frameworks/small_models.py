@@ -333,6 +333,7 @@ MODELS = (
             "rope_scaling": None, "initializer_range": 0.02, "use_bias": False, "tie_word_embeddings": True,
         },
         megatron={"devices": 2, "tp": 2, "global_batch_size": 4},
+        torchtitan={"devices": 2, "zero_stage": 3, "global_batch_size": 4},
         deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
