@@ -68,7 +68,7 @@ def megatron_shape(model: Transformer) -> MegatronShape:
     8
     """
     if model.tower is not None:
-        raise NoShapeError("an encoder of images or sounds")
+        raise NoShapeError("a tower in front of the decoder")
     blocks = list(dict.fromkeys(model.block(kind) for kind in model.kinds))
     for block in blocks:
         _check_mixer(block)
@@ -170,7 +170,7 @@ def _check_rest(shape: MegatronShape, model: Transformer, blocks: list[Block]) -
         raise NoShapeError("scans with other matrices, convolutions or norms" if block.scans else "further matrices")
     ends = [end for end in (model.before, model.after) if end is not None]
     if any(end.parameters(model.hidden, norm=model.norm_parameters) for end in ends):
-        raise NoShapeError("further weights beside the embedding or the LM head")
+        raise NoShapeError("operators beside the embedding or the LM head")
     if model.final_norms != 1:
         raise NoShapeError(f"{model.final_norms} norms after the last layer")
 
