@@ -171,7 +171,7 @@ class FrameworkSupport(Record):
             return None
         cap = None if model.arithmetic is None else model.arithmetic.attention_logit_softcap
         if any(one.sinks for block in model.blocks for one in block.attention):
-            return f"runs fused attention, which has no attention sinks, but `{shorten(model.name)}` has them"
+            return f"runs fused attention without attention sinks, but `{shorten(model.name)}` has them"
         if cap is None:
             return None
         return (
