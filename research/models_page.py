@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
 
 REASON = re.compile(
-    r"^(?:has no settings? for|does not support|runs fused attention(?:, which has no| without)) (.*?), (?:which|but) .*"
+    r"^(?:has no settings? for|does not support|runs fused attention(?:, which has no| without)) "
+    r"(.*?), (?:which|but) .*"
 )
 """Reason of a refusal, with the words around it that repeat in each row."""
 RUNS = "| model type | Megatron-LM | torchtitan | DeepSpeed |\n|---|---|---|---|"
