@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pages import fill
 
 from hpgo.errors import HpgoError
+from hpgo.llm.frameworks import framework_support
 from hpgo.model.families import family_names
 from hpgo.model.formats.transformers import of_document
 
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 
     from hpgo.model.transformer import Transformer
 
+REASON = re.compile(
+    r"^(?:has no settings? for|does not support|runs fused attention(?:, which has no| without)) "
+    r"(.*?), (?:which|but) .*"
+)
+"""Reason of a refusal, with the words around it that repeat in each row."""
+RUNS = "| model type | Megatron-LM | torchtitan | DeepSpeed |\n|---|---|---|---|"
 HEAD = "| {} | blocks | parameters | active | transformers {} |\n|---|---|---:|---:|---|"
 
 
@@ -75,6 +83,20 @@ def families() -> Iterable[str]:
         yield row(f"`{kind}`", {"model_type": kind}, built(kind))
 
 
+def frameworks() -> Iterable[str]:
+    """Yield the rows of all families with the frameworks that train them, or the first reason why one does not."""
+    for kind in family_names():
+        try:
+            model = of_document({"model_type": kind})
+        except HpgoError:
+            continue  # in the table of families
+        cells = []
+        for name in ("megatron", "torchtitan", "deepspeed"):
+            lack = framework_support(name)[1].lacking(model)
+            cells.append("runs" if lack is None else re.sub(REASON, r"\1", lack.why))
+        yield f"| `{kind}` | {' | '.join(cells)} |"
+
+
 def configs(folder: Path) -> Iterable[str]:
     """Yield the rows of the files in a folder."""
     counts = json.loads((folder / "parameters.json").read_text(encoding="utf-8"))
@@ -93,6 +115,7 @@ def main() -> None:
     asked = parser.parse_args()
     version = transformers.__version__
     tables = {"families": "\n".join([HEAD.format("model type", version), *families()])}
+    tables["runs"] = "\n".join([RUNS, *frameworks()])
     if asked.configs is not None:
         tables["configs"] = "\n".join([HEAD.format("model", version), *configs(asked.configs)])
     asked.page.write_text(fill(asked.page.read_text(encoding="utf-8"), tables), encoding="utf-8")

@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused_with_the_name(build, words: str) -> None:
 
 def test_frameworks_without_the_operators_say_so() -> None:
     with pytest.raises(HpgoError, match="state-space scans"):
-        estimate_llm(HYBRID, "h100:1", global_batch_size=8, seq_length=1024, framework="megatron")
+        estimate_llm(HYBRID, "h100:1", global_batch_size=8, seq_length=1024, framework="torchtitan")
 
 
 def test_operators_that_nothing_measured_are_marked_and_noted() -> None:

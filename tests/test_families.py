@@ -238,17 +238,17 @@ def test_any_value_of_any_key_gives_a_model_or_an_error_that_names_the_file(kind
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("framework", "kind", "words"),
     [
-        ("gpt_oss", "attention sinks"),
-        ("qwen3_next", "state-space scans or linear attention"),
-        ("gemma3", "a tower in front of the decoder"),
-        ("granite", "attention scale 1"),
-        ("smollm3", "layers without positions"),
+        ("torchtitan", "gpt_oss", "attention sinks"),
+        ("torchtitan", "qwen3_next", "state-space scans or linear attention"),
+        ("megatron", "gemma3", "a tower in front of the decoder"),
+        ("megatron", "granite", "attention scale 1"),
+        ("torchtitan", "smollm3", "layers without positions"),
     ],
 )
-def test_frameworks_refuse_what_they_have_no_setting_for(kind, words) -> None:
+def test_frameworks_refuse_what_they_have_no_setting_for(framework, kind, words) -> None:
     model = of_document({"model_type": kind})
-    lacking = framework_support("megatron")[1].lacking(model)
+    lacking = framework_support(framework)[1].lacking(model)
     assert lacking is not None
     assert words in lacking.why

@@ -314,7 +314,8 @@ CHANGES: dict[str, Any] = {
     "final_logit_softcap": 9.0, "embedding_scale": 3.0, "attention_dropout": 0.25, "hidden_dropout": 0.25,
     "embedding_dropout": 0.5, "router_score": "sigmoid", "router_normalizes": True, "router_scale": 3.0,
     "router_bias": True, "router_group_top": 2, "router_aux_loss": 0.5, "router_aux_loss_per_sequence": True,
-    "router_jitter": 0.5, "init_std": 0.5, "other": ("a multiplier of residuals",),
+    "router_jitter": 0.5, "init_std": 0.5, "glu_clamp": 7.0, "glu_offset": 1.0, "no_rope_layers": (0, 2),
+    "other": ("ALiBi",),
 }  # fmt: skip
 """Another value of each field than the model below has."""
 UNSTATED = {

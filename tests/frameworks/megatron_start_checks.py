@@ -17,8 +17,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import cpu_as_cuda
+import kernels_on_cpu
 
 cpu_as_cuda.pretend()
+kernels_on_cpu.pretend()
 
 # Training imports these late. Each fork would do it again, for seconds.
 import megatron.core.datasets.utils
@@ -26,11 +28,15 @@ import megatron.core.tokenizers.text
 import megatron.training
 import megatron.training.inprocess_restart
 import pretrain_gpt
+import pretrain_mamba
 import torch
 import torch.distributed
 from forks import together
 from gpt_builders import gpt_builder
+from mamba_builders import mamba_builder
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.activations import squared_relu
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.package_info import __shortversion__ as release
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.training.arguments import core_transformer_config_from_args, parse_args, validate_args
@@ -38,6 +44,7 @@ from megatron.training.global_vars import set_args
 from results import Start, start_each
 from small_models import MODELS, SmallModel
 
+from hpgo.export.llm_for_megatron import releases_of
 from hpgo.export.targets import find
 from hpgo.llm.frameworks import framework_support
 
@@ -70,13 +77,15 @@ def started(model: SmallModel, folder: Path) -> Start:
     if lacking is not None:
         assert not model.megatron, f"{model.name} is refused: {lacking.why}"
         return Start(model.name, "megatron", release, refused=lacking.why.partition(",")[0])
-    if why := model.megatron_without.get(release.rpartition(".")[0]):
-        return Start(model.name, "megatron", release, refused=why)
     plan = model.plan(folder, "megatron")
+    minors = releases_of(plan, find("megatron"))
+    if release.rpartition(".")[0] not in minors:
+        return Start(model.name, "megatron", release, refused=f"needs {' or '.join(minors)}")
     words = [*model.write(plan, find("megatron"), folder / model.name), *CPU]
     ranks = plan.estimate.gpus
     (compared,) = together(1, read, model.config, words, ranks)
-    (parameters,) = together(1, built, model.config, without(words, NOT_ON_CPU | DEGREES))
+    whole = [word.replace("|", "") if "|" in word else word for word in without(words, NOT_ON_CPU | DEGREES)]
+    (parameters,) = together(1, built, model.config, whole)
     counted = transformer.parameters + transformer.further_parameters
     assert parameters == counted, f"Megatron-LM builds {parameters} parameters, hpgo counts {counted}"
     losses = trained(ranks, without(words, NOT_ON_CPU), folder / f"{model.name}.log")
@@ -131,44 +140,51 @@ def meant(config: dict[str, Any], seq_length: int) -> dict[str, Any]:
     kind = config["model_type"]
     heads = config.get("num_attention_heads", config.get("n_head"))
     hidden = config.get("hidden_size", config.get("n_embd"))
-    learned, neox = kind == "gpt2", kind == "gpt_neox"
-    latent = "kv_lora_rank" in config
+    learned, latent = kind == "gpt2", "kv_lora_rank" in config
+    rotates = not learned and kind != "nemotron_h"
     kv_heads = heads if latent else config.get("num_key_value_heads", heads)
-    activation = config.get("hidden_act", config.get("activation_function"))
-    gated = activation == "silu"
-    epsilon = next(config[name] for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon") if name in config)
-    dropout = config.get("resid_pdrop", config.get("hidden_dropout", 0.0))
+    activation = next(
+        config[name] for name in ("mlp_hidden_act", "hidden_act", "activation_function") if name in config
+    )
+    epsilon = next(config[name] for name in EPSILONS if name in config)
+    pattern = config.get("hybrid_override_pattern")
     wanted = {
-        "num_layers": config.get("num_hidden_layers", config.get("n_layer")),
+        "num_layers": len(pattern) if pattern else config.get("num_hidden_layers", config.get("n_layer")),
         "hidden_size": hidden,
         "num_attention_heads": heads,
-        "num_query_groups": kv_heads if kv_heads != heads else heads,
+        "num_query_groups": kv_heads,
         "ffn_hidden_size": config.get("intermediate_size", 4 * hidden),
-        "gated_linear_unit": gated,
-        "activation_func": torch.nn.functional.silu if gated else torch.nn.functional.gelu,
-        "normalization": "LayerNorm" if learned or neox else "RMSNorm",
+        "gated_linear_unit": activation == "silu",
+        "activation_func": ACTIVATIONS[kind] if kind in ACTIVATIONS else ACTIVATIONS[activation],
+        "normalization": "LayerNorm" if kind in LAYER_NORM else "RMSNorm",
         "layernorm_epsilon": epsilon,
-        "layernorm_zero_centered_gamma": False,
-        "add_bias_linear": learned or neox,
-        "add_qkv_bias": kind == "qwen2" or learned or neox,
-        "qk_layernorm": kind.startswith("qwen3") or latent,
+        "layernorm_zero_centered_gamma": kind in ZERO_CENTERED,
+        "add_bias_linear": kind in BIASED,
+        "add_qkv_bias": kind in {"qwen2", "glm4_moe", "seed_oss"} | BIASED,
+        "qk_layernorm": kind.startswith("qwen3") or latent or config.get("use_qk_norm", False),
+        "attention_output_gate": kind in ZERO_CENTERED,
+        "softmax_type": "learnable" if kind == "gpt_oss" else "vanilla",
+        "activation_func_clamp_value": config.get("swiglu_limit"),
+        "glu_linear_offset": 1.0 if kind == "gpt_oss" else 0.0,
         "init_method_std": config["initializer_range"],
         "attention_dropout": config.get("attn_pdrop", config.get("attention_dropout", 0.0)),
-        "hidden_dropout": dropout,
+        "hidden_dropout": next((config[name] for name in DROPOUTS if name in config), 0.0),
         "untie_embeddings_and_output_weights": not config.get("tie_word_embeddings", learned),
         "vocab_size": config["vocab_size"] - 1,  # NullTokenizer adds a word
-        "position_embedding_type": "learned_absolute" if learned else "rope",
         "max_position_embeddings": config["n_positions"] if learned else seq_length,
         "mtp_num_layers": config.get("num_nextn_predict_layers") or None,
-        "window_size": window(config),
+        **windows(config),
+        **scans(config),
     }
-    if not gated:
+    if activation.startswith("gelu"):
         # The kernel fused with the bias computes the approximation by tanh, PyTorch's default the exact function.
-        wanted["bias_activation_fusion"] = activation == "gelu_new"
+        wanted["bias_activation_fusion"] = activation != "gelu"
     if not latent:
         wanted["kv_channels"] = config.get("head_dim", hidden // heads)
-    if not learned:
+    if rotates:
         wanted |= positions(config, latent=latent)
+    else:
+        wanted["position_embedding_type"] = "learned_absolute" if learned else "none"
     if latent:
         wanted |= {
             "multi_latent_attention": True, "q_lora_rank": config["q_lora_rank"],
@@ -178,21 +194,69 @@ def meant(config: dict[str, Any], seq_length: int) -> dict[str, Any]:
     return wanted | router(config)
 
 
-def window(config: dict[str, Any]) -> Any:
-    """Return the tokens to the left and right of a token that attention sees, or None without a window."""
+ACTIVATION_KEYS = ("mlp_hidden_act", "hidden_act", "activation_function")
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+DROPOUTS = ("resid_pdrop", "residual_dropout", "hidden_dropout")
+LAYER_NORM = {"gpt2", "gpt_neox", "starcoder2"}
+BIASED = LAYER_NORM | {"gpt_oss"}
+ZERO_CENTERED = {"qwen3_next", "qwen3_5_text"}
+ACTIVATIONS = {
+    "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu, "gelu_new": torch.nn.functional.gelu,
+    "gelu_pytorch_tanh": torch.nn.functional.gelu, "relu2": squared_relu, "gpt_oss": quick_gelu,
+}  # fmt: skip
+"""Functions by Hugging Face's name, or by type where the model's code does not use the name."""
+
+
+def windows(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens to the left and right of a token that attention sees, and the layers that have this window."""
     size = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    return None if size is None else (size - 1, 0)
+    found = {"window_size": None if size is None else (size - 1, 0)}
+    # The first of each two layers of GPT-OSS has a window.
+    some = [1, 0] * (config["num_hidden_layers"] // 2) if config["model_type"] == "gpt_oss" else None
+    return found | {"window_attn_skip_freq": some}
+
+
+def scans(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the sizes of a gated delta net, or of Mamba 2 scans and the pattern of layers."""
+    if config["model_type"] in ZERO_CENTERED:
+        every = config["full_attention_interval"]
+        names = ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
+                 "linear_num_value_heads")  # fmt: skip
+        return {name: config[name] for name in names} | {
+            "experimental_attention_variant": "gated_delta_net",
+            "linear_attention_freq": [int((at + 1) % every != 0) for at in range(config["num_hidden_layers"])],
+        }
+    if "hybrid_override_pattern" not in config:
+        return {"hybrid_layer_pattern": None}
+    names = {"mamba_state_dim": "ssm_state_size", "mamba_num_groups": "n_groups"}
+    same = ("mamba_num_heads", "mamba_head_dim")
+    return {name: config[key] for name, key in names.items()} | {name: config[name] for name in same}
 
 
 def positions(config: dict[str, Any], *, latent: bool) -> dict[str, Any]:
-    """Return RoPE's base, share of each head, and scaling."""
+    """Return RoPE's base, share of each head, layers without it, and scaling."""
     wanted: dict[str, Any] = {"rotary_base": config.get("rope_theta", config.get("rotary_emb_base"))}
     scaling = config.get("rope_scaling")
+    scaling = None if scaling is None or scaling.get("rope_type") == "default" else scaling
     if not latent:
-        wanted |= {"rotary_percent": config.get("rotary_pct", 1.0), "use_rope_scaling": scaling is not None}
-        wanted |= {} if scaling is None else {"rope_scaling_factor": scaling["factor"]}
+        kind = None if scaling is None else scaling["rope_type"]
+        wanted |= {
+            "position_embedding_type": "yarn" if kind == "yarn" else "rope",
+            "rotary_percent": config.get("rotary_pct", config.get("partial_rotary_factor", 1.0)),
+            "rotary_interleaved": config["model_type"] == "ernie4_5",
+            "use_rope_scaling": kind == "llama3",
+            "no_rope_freq": [1 - one for one in config["no_rope_layers"]] if "no_rope_layers" in config else None,
+        }
+        wanted |= {"rope_scaling_factor": scaling["factor"]} if scaling is not None and kind == "llama3" else {}
+        if scaling is not None and kind == "yarn":
+            names = ("original_max_position_embeddings", "beta_fast", "beta_slow")
+            wanted |= {f"yarn_{name}": scaling[name] for name in names}
+            wanted |= {
+                "yarn_rotary_scaling_factor": scaling["factor"], "yarn_mscale": 1.0, "yarn_mscale_all_dim": 0.0,
+                "yarn_correction_range_round_to_int": scaling["truncate"],
+            }  # fmt: skip
         return wanted
-    wanted["rope_type"] = "yarn" if scaling else "rope"
+    wanted |= {"position_embedding_type": "rope", "rope_type": "yarn" if scaling else "rope"}
     if scaling:
         wanted["rotary_scaling_factor"] = float(scaling["factor"])
         for name in ("mscale", "mscale_all_dim", "original_max_position_embeddings", "beta_fast", "beta_slow"):
@@ -205,30 +269,37 @@ def router(config: dict[str, Any]) -> dict[str, Any]:
     names = [name for name in ("num_local_experts", "num_experts", "n_routed_experts") if name in config]
     if not names:
         return {"num_moe_experts": None}
-    score = config.get("scoring_func", "softmax")
+    kind = config["model_type"]
+    sigmoid = kind in {"glm4_moe", "nemotron_h"} or config.get("scoring_func") == "sigmoid"
     width = config.get("moe_intermediate_size", config["intermediate_size"])
+    shared = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
     dense = config.get("first_k_dense_replace", 0)
     grouped = config.get("n_group", 1) > 1
+    loss = config.get("router_aux_loss_coef", config.get("aux_loss_alpha", 0.0))
+    balancing = "seq_aux_loss" if config.get("seq_aux") else "aux_loss" if loss else "none"
     wanted = {
         "num_moe_experts": config[names[0]],
         "moe_router_topk": config["num_experts_per_tok"],
         "moe_ffn_hidden_size": width,
-        "moe_shared_expert_intermediate_size": width * config.get("n_shared_experts", 0) or None,
+        "moe_shared_expert_intermediate_size": next(
+            (config[name] for name in shared if name in config), width * config.get("n_shared_experts", 0) or None
+        ),
+        "moe_shared_expert_gate": kind == "qwen3_next",
         "moe_layer_freq": [0] * dense + [1] * (config["num_hidden_layers"] - dense) if dense else 1,
-        "moe_router_score_function": score,
+        "moe_router_score_function": "sigmoid" if sigmoid else "softmax",
         "moe_router_topk_scaling_factor": config.get("routed_scaling_factor", 1.0),
-        "moe_router_enable_expert_bias": config.get("topk_method") == "noaux_tc",
+        "moe_router_enable_expert_bias": sigmoid,
         "moe_router_num_groups": config["n_group"] if grouped else None,
         "moe_router_group_topk": config["topk_group"] if grouped else None,
-        "moe_router_load_balancing_type": "seq_aux_loss" if config.get("seq_aux") else "aux_loss",
-        "moe_aux_loss_coeff": config.get("router_aux_loss_coef", config.get("aux_loss_alpha")),
+        "moe_router_load_balancing_type": balancing,
+        "moe_aux_loss_coeff": loss,
         "moe_router_dtype": "fp32",
     }
     if wanted["moe_router_topk_scaling_factor"] == 1.0:
         wanted["moe_router_topk_scaling_factor"] = None
-    if score == "softmax":
-        # Mixtral always divides by the sum of the chosen scores.
-        wanted["moe_router_pre_softmax"] = not config.get("norm_topk_prob", config["model_type"] == "mixtral")
+    if not sigmoid:
+        # Mixtral and GPT-OSS always divide by the sum of the chosen scores.
+        wanted["moe_router_pre_softmax"] = not config.get("norm_topk_prob", kind in {"mixtral", "gpt_oss"})
     return wanted
 
 
@@ -242,7 +313,8 @@ def built(config: dict[str, Any], words: list[str]) -> int:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(1)
-    model = gpt_builder(arguments, pre_process=True, post_process=True)
+    build = gpt_builder if arguments.hybrid_layer_pattern is None else mamba_builder
+    model = build(arguments, pre_process=True, post_process=True)
     check_frequencies(config, model)
     matrices = 1 + arguments.untie_embeddings_and_output_weights
     padding = (arguments.padded_vocab_size - config["vocab_size"]) * arguments.hidden_size * matrices
@@ -253,11 +325,14 @@ def check_frequencies(config: dict[str, Any], model: Any) -> None:
     """Assert that the built model rotates by the frequencies of `config.json`."""
     theta = config.get("rope_theta", config.get("rotary_emb_base"))
     if theta is None or "kv_lora_rank" in config:
-        return  # learned, or compared as settings
+        return  # no rotation, or compared as settings
     head = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    width = int(head * config.get("rotary_pct", 1.0))
+    width = int(head * config.get("rotary_pct", config.get("partial_rotary_factor", 1.0)))
     wanted = [theta ** (-at / width) for at in range(0, width, 2)]
-    if scaling := config.get("rope_scaling"):
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("rope_type") == "yarn":
+        return  # compared as settings: the frequencies are mixed in each pass
+    if scaling.get("rope_type") == "llama3":
         wanted = [scaled(one, scaling) for one in wanted]
     found = model.rotary_pos_emb.inv_freq.tolist()
     assert len(found) == len(wanted)
@@ -286,15 +361,17 @@ def trained(ranks: int, words: list[str], log: Path) -> list[float]:
 
 
 def run_script(words: list[str]) -> None:
-    """Run `pretrain_gpt.py` with the words."""
-    sys.argv = ["pretrain_gpt.py", *words]
+    """Run `pretrain_gpt.py`, or `pretrain_mamba.py` for a pattern of layers, with the words."""
+    script = pretrain_mamba if "--hybrid-layer-pattern" in words else pretrain_gpt
+    sys.argv = [f"{script.__name__}.py", *words]
     # The script is found beside its sources and runs unchanged.
-    runpy.run_path(pretrain_gpt.__file__, run_name="__main__")
+    runpy.run_path(script.__file__, run_name="__main__")
 
 
 def prepare() -> None:
     """Replace what the sources of a release lack here."""
     _take_compiled_helpers()
+    kernels_on_cpu.take_local_layers()
     cpu_as_cuda.widen_attention(DotProductAttention)
 
 

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 LATEST = 3
 """Number of minor releases that are run. Not tuned."""
-_FILES = ("megatron", "pretrain_gpt.py", "gpt_builders.py", "model_provider.py")
-"""What is extracted: the training script, and the files that it imports."""
+_FILES = ("megatron", ":(glob)*.py")
+"""What is extracted: the training scripts, and the files that they import."""
+_SCRIPT = "pretrain_mamba.py"
+"""A file that is there if the sources were extracted."""
 _TAG = re.compile(r"core_v(\d+)\.(\d+)\.(\d+)")
 
 
@@ -47,7 +49,7 @@ def _latest(tags: list[str]) -> list[str]:
 
 def _extracted(repository: str, tag: str) -> Path:
     folder = FOLDER / "megatron-lm" / tag
-    if not (folder / _FILES[-1]).exists():
+    if not (folder / _SCRIPT).exists():
         shutil.rmtree(folder, ignore_errors=True)
         sources = _git(repository, "archive", tag, *_FILES).stdout
         part = folder.with_name(f"{tag}.part")

@@ -54,7 +54,16 @@ COLUMNS = {
     "ways": "200 random LLM plans, read back",
 }
 FRAMEWORKS = {"megatron": "Megatron-LM", "torchtitan": "torchtitan", "deepspeed": "DeepSpeed"}
-_INPUTS = ("export", "jobs", "model", "llm/arithmetic.py", "llm/frameworks.py", "llm/plan.py", "llm/parallelism.py")
+_INPUTS = (
+    "export",
+    "jobs",
+    "model",
+    "llm/arithmetic.py",
+    "llm/frameworks.py",
+    "llm/megatron_shape.py",
+    "llm/plan.py",
+    "llm/parallelism.py",
+)
 """Files and packages of hpgo that determine what is exported for a given plan."""
 
 Row = dict[str, Any]

@@ -30,8 +30,6 @@ class SmallModel:
     config: dict[str, Any]
     megatron: dict[str, Any] = field(default_factory=dict)
     """Arguments of `estimate_llm` for Megatron-LM; empty if it is refused there."""
-    megatron_without: dict[str, str] = field(default_factory=dict)
-    """Minor releases of Megatron-LM that build another model, with the reason."""
     torchtitan: dict[str, Any] = field(default_factory=dict)
     deepspeed: dict[str, Any] = field(default_factory=dict)
 
@@ -83,6 +81,23 @@ _DEEPSEEK = {
 }  # fmt: skip
 _YARN = {
     "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+}  # fmt: skip
+
+_QWEN3_NEXT = {
+    "hidden_act": "silu", "hidden_size": 64, "head_dim": 16, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000000, "rope_scaling": None, "partial_rotary_factor": 0.25, "initializer_range": 0.02,
+    "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False, "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+}  # fmt: skip
+_NEMOTRON_H = {
+    "model_type": "nemotron_h", "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "hidden_size": 64,
+    "head_dim": 16, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 512,
+    "max_position_embeddings": 8192, "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "attention_bias": False,
+    "attention_dropout": 0.0, "hidden_dropout": 0.0, "mlp_bias": False, "use_bias": False, "use_conv_bias": True,
+    "tie_word_embeddings": False, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 4,
+    "conv_kernel": 4, "chunk_size": 16,
 }  # fmt: skip
 
 MODELS = (
@@ -216,8 +231,6 @@ MODELS = (
         },
         megatron={"devices": 4, "ep": 2, "pp": 2, "zero_stage": 1, "global_batch_size": 4},
         deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
-        # Its `QKNormConfigResolver` joins the norm to the query projection if there is no `q_lora_rank`.
-        megatron_without={"0.19": "adds a norm before queries that are not compressed"},
     ),
     SmallModel(
         "deepseek-v3",
@@ -242,5 +255,180 @@ MODELS = (
         },
         megatron={"devices": 2, "ep": 2, "zero_stage": 1, "global_batch_size": 4},
         deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "gpt-oss-20b",
+        {
+            "model_type": "gpt_oss", "hidden_act": "silu", "hidden_size": 64, "head_dim": 16, "intermediate_size": 32,
+            "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 512,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 150000, "sliding_window": 16,
+            "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
+                             "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+            "initializer_range": 0.02, "attention_bias": True, "attention_dropout": 0.0, "tie_word_embeddings": False,
+            "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.9,
+            "output_router_logits": False, "swiglu_limit": 7.0,
+        },
+        megatron={"devices": 4, "ep": 2, "pp": 2, "zero_stage": 1, "global_batch_size": 4},
+    ),
+    SmallModel(
+        "glm-4.5-air",
+        {
+            "model_type": "glm4_moe", "hidden_act": "silu", "hidden_size": 64, "head_dim": 16,
+            "intermediate_size": 192, "moe_intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 8,
+            "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000, "rope_scaling": None, "partial_rotary_factor": 0.5, "initializer_range": 0.02,
+            "attention_bias": True, "attention_dropout": 0.0, "use_qk_norm": False, "tie_word_embeddings": False,
+            "n_routed_experts": 12, "n_shared_experts": 1, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1,
+            "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+            "num_nextn_predict_layers": 1,
+        },
+        megatron={"devices": 4, "ep": 2, "pp": 2, "zero_stage": 1, "global_batch_size": 4},
+    ),
+    SmallModel(
+        "glm-4.5",  # with norms of queries and keys, and without its layer of multi-token prediction
+        {
+            "model_type": "glm4_moe", "hidden_act": "silu", "hidden_size": 64, "head_dim": 16,
+            "intermediate_size": 192, "moe_intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 8,
+            "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000, "rope_scaling": None, "partial_rotary_factor": 0.5, "initializer_range": 0.02,
+            "attention_bias": True, "attention_dropout": 0.0, "use_qk_norm": True, "tie_word_embeddings": False,
+            "n_routed_experts": 12, "n_shared_experts": 1, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1,
+            "first_k_dense_replace": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+        },
+        megatron={"devices": 2, "ep": 2, "zero_stage": 1, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "seed-oss-36b",  # without its dropout, because Megatron-LM's option is that of embeddings, too
+        {
+            "model_type": "seed_oss", "hidden_act": "silu", "hidden_size": 64, "head_dim": 16,
+            "intermediate_size": 224, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+            "vocab_size": 512, "max_position_embeddings": 524288, "rms_norm_eps": 1e-6, "rope_theta": 10000000.0,
+            "rope_scaling": {"rope_type": "default"}, "initializer_range": 0.02, "attention_bias": True,
+            "attention_out_bias": False, "attention_dropout": 0.0, "residual_dropout": 0.0, "mlp_bias": False,
+            "tie_word_embeddings": False,
+        },
+        megatron={"devices": 4, "tp": 2, "pp": 2, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 3, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "smollm3-3b",
+        {
+            "model_type": "smollm3", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 224,
+            "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 512,
+            "max_position_embeddings": 65536, "rms_norm_eps": 1e-6, "rope_theta": 5000000.0, "rope_scaling": None,
+            "initializer_range": 0.02, "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False,
+            "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 2, "use_sliding_window": False,
+            "sliding_window": None, "tie_word_embeddings": True,
+        },
+        megatron={"devices": 2, "pp": 2, "vpp": 2, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "ernie-4.5-0.3b",
+        {
+            "model_type": "ernie4_5", "hidden_act": "silu", "hidden_size": 64, "head_dim": 16,
+            "intermediate_size": 192, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+            "vocab_size": 512, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+            "rope_scaling": None, "initializer_range": 0.02, "use_bias": False, "tie_word_embeddings": True,
+        },
+        megatron={"devices": 2, "tp": 2, "global_batch_size": 4},
+        torchtitan={"devices": 2, "zero_stage": 3, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "phi-3-mini-4k",
+        {
+            "model_type": "phi3", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 192,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512,
+            "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0, "rope_scaling": None, "sliding_window": 32, "initializer_range": 0.02,
+            "attention_bias": False, "attention_dropout": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
+            "tie_word_embeddings": False, "pad_token_id": 0,
+        },
+        megatron={"devices": 2, "zero_stage": 1, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "starcoder2-7b",
+        {
+            "model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh", "hidden_size": 72,
+            "intermediate_size": 288, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2,
+            "vocab_size": 512, "max_position_embeddings": 16384, "norm_epsilon": 1e-5, "rope_theta": 1000000,
+            "sliding_window": 32, "initializer_range": 0.018042, "attention_dropout": 0.1, "residual_dropout": 0.1,
+            "embedding_dropout": 0.1, "use_bias": True, "tie_word_embeddings": False,
+        },
+        megatron={"devices": 2, "pp": 2, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "qwen3-next-80b-a3b",
+        _QWEN3_NEXT | {
+            "model_type": "qwen3_next", "intermediate_size": 192, "num_experts": 12, "num_experts_per_tok": 4,
+            "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "norm_topk_prob": True,
+            "decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.001,
+            "output_router_logits": False,
+        },
+        megatron={"devices": 2, "ep": 2, "zero_stage": 1, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "qwen3.5-27b",  # the decoder, without its encoder of images
+        _QWEN3_NEXT | {"model_type": "qwen3_5_text", "intermediate_size": 192},
+        megatron={"devices": 2, "tp": 2, "sequence_parallel": False, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "nemotron-h-8b",
+        _NEMOTRON_H | {"hybrid_override_pattern": "M-M*-M-M", "intermediate_size": 208},
+        megatron={"devices": 2, "pp": 2, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "nemotron-3-nano",
+        _NEMOTRON_H | {
+            "hybrid_override_pattern": "MEM*EME", "intermediate_size": 32, "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 64, "n_routed_experts": 12, "n_shared_experts": 1,
+            "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+        },
+        megatron={"devices": 2, "ep": 2, "zero_stage": 1, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "olmoe-1b-7b",
+        {
+            "model_type": "olmoe", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 32,
+            "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 512,
+            "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None,
+            "initializer_range": 0.02, "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None,
+            "tie_word_embeddings": False, "num_experts": 12, "num_experts_per_tok": 4, "norm_topk_prob": False,
+            "router_aux_loss_coef": 0.01, "output_router_logits": False,
+        },
+        deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "minimax-m2",
+        {
+            "model_type": "minimax_m2", "hidden_act": "silu", "hidden_size": 64, "head_dim": 16,
+            "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+            "vocab_size": 512, "max_position_embeddings": 196608, "rms_norm_eps": 1e-6, "rope_theta": 5000000,
+            "initializer_range": 0.02, "attention_dropout": 0.0, "tie_word_embeddings": False,
+            "num_local_experts": 12, "num_experts_per_tok": 4, "router_aux_loss_coef": 0.001,
+            "output_router_logits": False, "router_jitter_noise": 0.0,
+        },
+        deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "granite-3.1-8b",
+        {
+            "model_type": "granite", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 192,
+            "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 512,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 10000000.0, "rope_scaling": None,
+            "initializer_range": 0.02, "attention_bias": False, "attention_dropout": 0.1, "mlp_bias": False,
+            "embedding_multiplier": 12.0, "attention_multiplier": 0.0078125, "residual_multiplier": 0.22,
+            "logits_scaling": 16.0, "tie_word_embeddings": True,
+        },
+        deepspeed={"devices": 2, "zero_stage": 3, "micro_batch_size": 8, "global_batch_size": 16},
     ),
 )  # fmt: skip

@@ -192,10 +192,12 @@ def _model(model: Transformer) -> tuple[dict[str, object], dict[str, object]]:
         found["intermediate_size"] = model.ffn
     if (arithmetic := model.arithmetic) is None:
         return found, {}
+    # The code of networks with a clamp ignores the key of the activation.
+    keys = {name: each for name, each in _NAMES.items() if name != "activation" or arithmetic.glu_clamp is None}
     other = {
         name: value
         for name, value in asdict(arithmetic).items()
-        if name not in _NAMES and (model.experts or not name.startswith("router_"))
+        if name not in keys and (model.experts or not name.startswith("router_"))
     }
-    named = {key: getattr(arithmetic, name) for name, keys in _NAMES.items() for key in keys}
+    named = {key: getattr(arithmetic, name) for name, each in keys.items() for key in each}
     return found | {key: value for key, value in named.items() if value is not None}, other

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from math import gcd
 from typing import TYPE_CHECKING
 
+from hpgo.base.messages import join_words
 from hpgo.base.quoting import in_shell
 from hpgo.export.for_megatron import CLIPPING
 from hpgo.export.llm_jobs import LlmExportJob
+from hpgo.export.targets import Place
 from hpgo.hardware.rates import key_of
+from hpgo.llm.arithmetic import layers_text
+from hpgo.llm.megatron_shape import letters, megatron_shape
 from hpgo.llm.parallelism import MAX_ZERO
 from hpgo.llm.pipeline_layout import layout_text
 from hpgo.llm.stack import stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hpgo.export.targets import Place, Target
+    from hpgo.export.targets import Target
     from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.llm.plan import LlmPlan
     from hpgo.model.arithmetic import Arithmetic
+    from hpgo.model.blocks import Block
     from hpgo.model.transformer import Transformer
 
 Value = int | float | str | bool | tuple[str, ...]
@@ -43,12 +45,32 @@ _FLEX_BACKENDS = {
 
 Only HybridEP runs on NVLink between hosts (Megatron-LM, `moe_flex_dispatcher_backend` in `transformer_config.py`).
 """
+_MAMBA_SPEC = ("megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec")
+"""Module and name of the layers that `pretrain_mamba.py` builds, which 0.16 to 0.19 have."""
+RELEASES = ("0.16", "0.17", "0.18", "0.19")
+"""Minor releases that read the arguments."""
+_SINCE = {
+    "hybrid-layer-pattern": "0.17", "yarn-original-max-position-embeddings": "0.19",
+}  # fmt: skip
+"""First minor release with an option, where that is not the oldest of `RELEASES`."""
 _UNFUSED = ("masked-softmax", "bias-gelu", "bias-swiglu", "bias-dropout", "rope")
 
 
 def arguments(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     """Return the arguments of the command line, one per line and quoted for a shell, after comments."""
     job = LlmExportJob.of(plan, target, place)
+    words = [
+        f"--{key}{'' if value is True else f' {_words(value)}'}"
+        for key, value in _settings(job).items()
+        if value is not False
+    ]
+    script = script_of(plan)
+    comments = job.header(f"pass them on: grep -v '^#' FILE | xargs torchrun ... {script} ...", *_notes(job))
+    return {place.main or "arguments.txt": "\n".join([*(f"# {line}" for line in comments), *words]) + "\n"}
+
+
+def _settings(job: LlmExportJob) -> dict[str, Value]:
+    """Return all options by name; False for those that are left out."""
     sections = (
         _model(job),
         _attention(job),
@@ -61,13 +83,29 @@ def arguments(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         _cuda_graphs(job),
         _arithmetic(job),
     )
-    words = [
-        f"--{key}{'' if value is True else f' {_words(value)}'}"
-        for key, value in {name: value for section in sections for name, value in section.items()}.items()
-        if value is not False
-    ]
-    comments = job.header("pass them on: grep -v '^#' FILE | xargs torchrun ... pretrain_gpt.py ...", *_notes(job))
-    return {place.main or "arguments.txt": "\n".join([*(f"# {line}" for line in comments), *words]) + "\n"}
+    return {name: value for section in sections for name, value in section.items()}
+
+
+def script_of(plan: LlmPlan) -> str:
+    """Return the name of Megatron-LM's script that trains the model of a plan."""
+    return "pretrain_mamba.py" if is_hybrid(plan.transformer) else "pretrain_gpt.py"
+
+
+def releases_of(plan: LlmPlan, target: Target) -> tuple[str, ...]:
+    """Return the minor releases of Megatron-LM that train the plan's model with the exported arguments."""
+    return _releases(LlmExportJob.of(plan, target, Place()))
+
+
+def _releases(job: LlmExportJob) -> tuple[str, ...]:
+    settings, latent = _settings(job), job.model.latent
+    since = {release for name, release in _SINCE.items() if settings.get(name) not in {None, False}}
+    if settings.get("experimental-attention-variant") and job.config.cp > 1:
+        since.add("0.18")  # `TransformerConfig.__post_init__` refuses the two together before
+    first = max((RELEASES.index(release) for release in since), default=0)
+    # `QKNormConfigResolver` in `megatron/core/transformer/mla_qk_norm_config.py`, new in 0.19, adds a norm before the
+    # queries of such models.
+    last = RELEASES.index("0.18") if latent is not None and latent.q_rank is None else len(RELEASES) - 1
+    return RELEASES[first : last + 1]
 
 
 def _words(value: Value) -> str:
@@ -97,17 +135,21 @@ def _padded_vocab(job: LlmExportJob) -> int:
 
 
 def _model(job: LlmExportJob) -> dict[str, Value]:
-    model = job.model
+    model, shape = job.model, megatron_shape(job.model)
+    attention, experts = shape.attention, shape.experts
+    # A model without attention still needs a number of heads that tp divides.
+    heads = attention.heads if attention is not None else shape.scan.heads if shape.scan is not None else model.heads
     return {
-        "num-layers": model.layers,
+        "num-layers": model.layers if not shape.hybrid else False,
+        **_pattern_of_letters(job),
         "hidden-size": model.hidden,
-        "num-attention-heads": model.heads,
-        "ffn-hidden-size": model.ffn or model.expert_ffn,
-        "swiglu": model.gated,
+        "num-attention-heads": heads,
+        "ffn-hidden-size": model.ffn or (experts.width if experts is not None else model.hidden),
+        "swiglu": shape.gated,
         "normalization": "LayerNorm" if model.centred_norms else "RMSNorm",
-        "disable-bias-linear": model.attention_bias != "all" and not model.ffn_bias,
-        "add-qkv-bias": model.attention_bias == "qkv" and not model.ffn_bias,
-        "position-embedding-type": "learned_absolute" if model.positions else "rope",
+        "disable-bias-linear": not shape.bias,
+        "add-qkv-bias": attention is not None and attention.bias == "qkv",
+        "position-embedding-type": _positions(model),
         "max-position-embeddings": model.positions or job.plan.estimate.seq_length,
         "vocab-size": model.vocab,
         "untie-embeddings-and-output-weights": not model.tied,
@@ -116,51 +158,104 @@ def _model(job: LlmExportJob) -> dict[str, Value]:
     }
 
 
+def _positions(model: Transformer) -> str:
+    if model.positions:
+        return "learned_absolute"
+    return "none" if model.arithmetic is not None and model.arithmetic.rope_theta is None else "rope"
+
+
+def _pattern_of_letters(job: LlmExportJob) -> dict[str, Value]:
+    """Return the options of models that `pretrain_mamba.py` builds, whose pattern divides layers among stages, too."""
+    shape, scan = megatron_shape(job.model), megatron_shape(job.model).scan
+    if not shape.hybrid:
+        return {}
+    found: dict[str, Value] = {"hybrid-layer-pattern": letters(job.model, job.counts), "spec": _MAMBA_SPEC}
+    if scan is not None:
+        found |= {
+            "mamba-state-dim": scan.key_dim,
+            "mamba-head-dim": scan.value_dim,
+            "mamba-num-heads": scan.heads,
+            "mamba-num-groups": scan.groups,
+        }
+    return found
+
+
+def is_hybrid(model: Transformer) -> bool:
+    """Return whether `pretrain_mamba.py` builds the model, instead of `pretrain_gpt.py`.
+
+    >>> from hpgo.model.transformer_presets import TRANSFORMERS
+    >>> is_hybrid(TRANSFORMERS["llama-3-8b"])
+    False
+    """
+    return megatron_shape(model).hybrid
+
+
 def _attention(job: LlmExportJob) -> dict[str, Value]:
-    model, latent = job.model, job.model.latent
-    shares_keys = model.kv_heads != model.heads
+    model, shape = job.model, megatron_shape(job.model)
+    attention, scan = shape.attention, shape.scan
     found: dict[str, Value] = {}
+    if attention is None:
+        return {"kv-channels": scan.value_dim} if scan is not None else found
+    latent, shares_keys = attention.latent, attention.kv_heads != attention.heads
     if latent is None:
         found |= {
-            "kv-channels": model.head_dim,
+            "kv-channels": attention.head_dim,
             "group-query-attention": shares_keys,
-            "num-query-groups": model.kv_heads if shares_keys else False,
-            "qk-layernorm": model.head_norms,
+            "num-query-groups": attention.kv_heads if shares_keys else False,
+            "qk-layernorm": attention.head_norms,
         }
     else:
         found |= {
             "multi-latent-attention": True,
             "q-lora-rank": latent.q_rank or False,
             "kv-lora-rank": latent.kv_rank,
-            "qk-head-dim": model.head_dim - latent.rope_dim,
+            "qk-head-dim": attention.head_dim - latent.rope_dim,
             "qk-pos-emb-head-dim": latent.rope_dim,
             "v-head-dim": latent.value_dim,
             "qk-layernorm": True,  # for latent attention this norms the compressed vectors
         }
-    if model.window_layers:
+    found |= {"attention-output-gate": attention.gate, "softmax-type": "learnable" if attention.sinks else False}
+    if scan is not None and not shape.hybrid:
+        found |= {
+            "experimental-attention-variant": "gated_delta_net",
+            "linear-attention-freq": layers_text(bool(block.scans) for block in _blocks(model)),
+            "linear-conv-kernel-dim": shape.conv.width if shape.conv is not None else False,
+            "linear-key-head-dim": scan.key_dim,
+            "linear-value-head-dim": scan.value_dim,
+            "linear-num-key-heads": scan.groups,
+            "linear-num-value-heads": scan.heads,
+        }
+    if shape.window:
         # Megatron-LM counts the tokens to the left and right of a token, without the token itself.
-        found |= {"window-size": f"{model.window - 1},0"}
-        if len(model.window_layers) < model.layers:
-            found["window-attn-skip-freq"] = _pattern(at in model.window_layers for at in range(model.layers))
+        found |= {"window-size": f"{shape.window - 1},0"}
+        windows = [bool(block.window) for block in _blocks(model)]
+        if not all(windows):
+            found["window-attn-skip-freq"] = layers_text(windows)
     return found
 
 
+def _blocks(model: Transformer) -> list[Block]:
+    return [model.block(model.kind(layer)) for layer in range(model.layers)]
+
+
 def _experts(job: LlmExportJob) -> dict[str, Value]:
-    model, config = job.model, job.config
-    if not model.experts:
+    config, shape = job.config, megatron_shape(job.model)
+    if (experts := shape.experts) is None:
         return {}
-    grouped = model.expert_groups > 1
+    grouped = experts.groups > 1
+    sparse = [block.experts is not None for block in _blocks(job.model)]
     return {
-        "num-experts": model.experts,
-        "moe-layer-freq": _pattern(map(model.holds_experts, range(model.layers))) if model.dense_layers else False,
-        "moe-ffn-hidden-size": model.expert_ffn,
-        "moe-router-topk": model.experts_per_token,
+        "num-experts": experts.count,
+        "moe-layer-freq": layers_text(sparse) if not all(sparse) and not shape.hybrid else False,
+        "moe-ffn-hidden-size": experts.width,
+        "moe-latent-size": experts.hidden or False,
+        "moe-router-topk": experts.per_token,
         # With one expert per token, a softmax over the chosen experts would always be 1 and train no router.
-        "moe-router-pre-softmax": model.experts_per_token == 1,
-        "moe-router-num-groups": model.expert_groups if grouped else False,
-        "moe-router-group-topk": model.groups_per_token if grouped else False,
-        "moe-shared-expert-intermediate-size": model.shared_ffn or False,
-        "moe-shared-expert-gate": model.shared_gate,
+        "moe-router-pre-softmax": experts.per_token == 1,
+        "moe-router-num-groups": experts.groups if grouped else False,
+        "moe-router-group-topk": experts.groups_per_token if grouped else False,
+        "moe-shared-expert-intermediate-size": shape.shared.width if shape.shared is not None else False,
+        "moe-shared-expert-gate": shape.shared_gate,
         "moe-grouped-gemm": True,
         **_dispatcher(job),
         "expert-model-parallel-size": config.ep,
@@ -190,15 +285,6 @@ def _flex_backend(job: LlmExportJob) -> str | None:
     return _FLEX_BACKENDS.get(key_of(node.device.name) or "") if is_wide else None
 
 
-def _pattern(layers: Iterable[bool]) -> str:
-    """Return which layers are of a kind, as a Python expression that Megatron-LM evaluates.
-
-    >>> _pattern([False] * 3 + [True] * 58)
-    '[0]*3+[1]*58'
-    """
-    return "+".join(f"[{int(one)}]*{len(list(held))}" for one, held in groupby(layers))
-
-
 def _parallel(job: LlmExportJob) -> dict[str, Value]:
     config = job.config
     found: dict[str, Value] = {
@@ -211,7 +297,7 @@ def _parallel(job: LlmExportJob) -> dict[str, Value]:
     }
     if config.cp > 1:
         found["cp-comm-type"] = _cp_comm_type(job.model)
-    if config.pp > 1:
+    if config.pp > 1 and not is_hybrid(job.model):
         planned = layout_text(job.counts, job.model.further_tokens)
         found["pipeline-model-parallel-layout"] = config.pipeline_layout or planned
     if config.vpp > 1 and config.micro_batch_group_size is not None:
@@ -234,11 +320,16 @@ def _cp_comm_type(model: Transformer) -> tuple[str, ...]:
     """Return the context-parallel communication of keys and values: one word for all layers, or one for each.
 
     Transformer Engine refuses p2p in layers with a window. Its a2a needs a number of KV heads that tp × cp divides, so
-    only all_gather works for all models. Source: `attn_forward_func_with_cp` in
+    only all_gather works for all models. Attention sinks work with a2a alone, and the rules of the search ask for such
+    a number of KV heads. Source: `attn_forward_func_with_cp` in
     `transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py`, 2.9 to 2.18.
     """
-    each = ["all_gather" if at in model.window_layers else "p2p" for at in range(model.layers)]
-    return tuple(each) if len(set(each)) > 1 else (each[0],)
+    each = [
+        "a2a" if any(one.sinks for one in block.attention) else "all_gather" if block.window else "p2p"
+        for block in _blocks(model)
+    ]
+    # In a pattern of letters, the parts of a layer count as layers.
+    return tuple(each) if len(set(each)) > 1 and not is_hybrid(model) else (each[0],)
 
 
 def _batch(job: LlmExportJob) -> dict[str, Value]:
@@ -359,9 +450,9 @@ def _notes(job: LlmExportJob) -> list[str]:
     notes += _defaults(model) if model.arithmetic is None else _without_dropout(model.arithmetic)
     if model.positions and model.positions < seq_length:
         notes.append(f"the model has {model.positions} learned positions, but sequences have {seq_length} tokens")
-    if model.latent is not None and model.latent.q_rank is None:
-        # `QKNormConfigResolver` in `megatron/core/transformer/mla_qk_norm_config.py`, new in 0.19.
-        notes.append("Megatron-LM 0.19 adds a norm before queries without q_lora_rank: use 0.16 to 0.18 for this model")
+    if (found := _releases(job)) != RELEASES:
+        only = join_words(found, "and")
+        notes.append(f"of Megatron-LM {RELEASES[0]} to {RELEASES[-1]}, only {only} can train this model")
     if model.experts:
         notes.append("the estimate assumes the same number of tokens for each expert")
         if (backend := _flex_backend(job)) is not None:

@@ -57,7 +57,7 @@ class LlmExportJob:
         # A plan may have been made for another framework, so its rules are checked again for this one.
         model = plan.transformer
         config = canonical(estimate.parallelism, model)
-        why = rules.broken(config, micro_batches=estimate.micro_batches, experts=bool(model.experts), tied=model.tied)
+        why = rules.broken(config, micro_batches=estimate.micro_batches, model=model)
         if why:
             # A name alone means the latest version, whose rules may differ.
             named = row.name if framework_support(row.name)[0] == row else target.framework

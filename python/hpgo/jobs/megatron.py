@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.export.llm_for_megatron import arguments
+from hpgo.export.llm_for_megatron import RELEASES, arguments, is_hybrid, releases_of, script_of
 from hpgo.export.targets import Place
 from hpgo.hardware.rates import key_of
 from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder, Variable
@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
 TESTED = ("0.16.1", "0.17.1", "0.18.2", "0.19.0")
 """Releases whose parser accepts the arguments."""
-_MINORS = tuple(release.rpartition(".")[0] for release in TESTED)
 _BLACKWELL = ("b200", "b300", "gb200", "gb300", "rtx5090")
 """Keys of `hpgo.hardware.rates` for GPUs of the architecture Blackwell."""
 _REQUIREMENTS = (
-    "# Megatron-LM comes from its sources: git clone --branch core_v0.19.0 https://github.com/NVIDIA/Megatron-LM",
-    f"# Its parser accepts these arguments in the releases {', '.join(TESTED)}.",
     "torch==2.15.0",
     "# Needs a GPU, so it was not tested with these files.",
     "transformer-engine[pytorch]>=2.9",
@@ -38,6 +35,17 @@ _DEEP_EP = (
 _DEEP_EP_NOTE = (
     "Tokens go to experts on other nodes with DeepEP, as estimated: the ranks need its module `deep_ep`. Without it,"
     " use `--moe-token-dispatcher-type alltoall`, which sends more than estimated."
+)
+_MAMBA = (
+    "# Scans of Mamba 2 have their kernels in these packages, which need a GPU.",
+    "mamba-ssm>=2.2.4",
+    "causal-conv1d>=1.5",
+    "einops>=0.8",
+)
+"""Lines of requirements.txt for models with Mamba 2 scans."""
+_DELTA_NET = (
+    "# The gated delta net has its kernels in this package, which needs a GPU.",
+    "flash-linear-attention>=0.4",
 )
 _CONVERSION = (
     "# The converter that Megatron-LM's documentation recommends. Then set LOAD, and add to data.txt:\n"
@@ -95,7 +103,7 @@ import sys
 import types
 import typing
 
-TESTED = {tested}
+TESTED, NEEDED = {tested}, {needed}
 ranks, *words = sys.argv[1:]
 # Read the version from the text, because importing Megatron-LM needs packages that this machine may not have.
 about = os.path.join(os.environ["MEGATRON_LM"], "megatron", "core", "package_info.py")
@@ -104,6 +112,10 @@ if not os.path.isfile(about):
     sys.exit(1)
 with open(about, encoding="utf-8") as file:
     version = ".".join(re.findall(r"^(?:MAJOR|MINOR) = (\\d+)", file.read(), re.MULTILINE))
+if version in TESTED and version not in NEEDED:
+    print(f"error: this is Megatron-LM {{version}}, which does not train this model", file=sys.stderr)
+    print(f"hint: use {{' or '.join(NEEDED)}}", file=sys.stderr)
+    sys.exit(1)
 if version not in TESTED:
     print(f"note: this is Megatron-LM {{version}}; tested: {{', '.join(TESTED)}}", file=sys.stderr)
 os.environ.update(RANK="0", WORLD_SIZE=ranks, LOCAL_RANK="0")
@@ -136,7 +148,7 @@ if not torch.cuda.is_available():
     transformer_config.is_te_min_version = lambda *_args, **_named: True
     words += ["--transformer-impl", "local", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion"]
     words += ["--no-rope-fusion"]
-sys.argv = ["pretrain_gpt.py", *words]
+sys.argv = ["{script}", *words]
 arguments.core_transformer_config_from_args(arguments.validate_args(arguments.parse_args()))
 '''
 
@@ -144,12 +156,12 @@ arguments.core_transformer_config_from_args(arguments.validate_args(arguments.pa
 def parts(plan: LlmPlan, target: Target) -> JobParts:
     """Return the parts of a job folder for Megatron-LM. Raises the errors of the export."""
     text = arguments(plan, target, Place())["arguments.txt"]
-    config = plan.estimate.parallelism
+    config, minors, script = plan.estimate.parallelism, releases_of(plan, target), script_of(plan)
     flexible = "--moe-flex-dispatcher-backend" in text
     return JobParts(
-        title=f"{target.title} {_MINORS[0]} to {_MINORS[-1]}",
+        title=f"{target.title} {minors[0]}" + (f" to {minors[-1]}" if len(minors) > 1 else ""),
         # Not `-m pretrain_gpt`: the sources need not be installed, and the script puts its own folder on the path.
-        command=("python3", '"$MEGATRON_LM/pretrain_gpt.py"'),
+        command=("python3", f'"$MEGATRON_LM/{script}"'),
         arguments=("arguments.txt",),
         data=_DATA,
         smoke=_SMOKE.format(steps=SMOKE_STEPS, words=plan.transformer.vocab - 1),
@@ -157,14 +169,14 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
             JobFile(name="arguments.txt", text=text, holds="arguments of Megatron-LM: the plan and the model"),
             JobFile(
                 name="check_arguments.py",
-                text=_CHECK.format(tested=_MINORS),
+                text=_CHECK.format(tested=RELEASES, needed=minors, script=script),
                 holds="lets Megatron-LM's parser read the arguments",
             ),
         ),
         placeholders=(
             Placeholder(
                 name="MEGATRON_LM",
-                meaning="folder of Megatron-LM's sources, with pretrain_gpt.py",
+                meaning=f"folder of Megatron-LM's sources, with {script}",
                 kind="folder",
                 example="/opt/megatron-lm",
                 needed="always",
@@ -210,7 +222,7 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
             'python3 check_arguments.py "$RANKS" "${arguments[@]}" > /dev/null',
         ),
         step_line="elapsed time per iteration",
-        requirements=(*_REQUIREMENTS, *(_DEEP_EP if flexible else ())),
+        requirements=_requirements(plan, minors, flexible=flexible),
         conversion=_CONVERSION,
         notes=(
             "Megatron-LM prints step times on the last rank, and memory after the first step.",
@@ -235,6 +247,20 @@ def _connections(plan: LlmPlan) -> Variable:
         value="1",
         why="Megatron-LM requires it for tensor and context parallelism before Blackwell",
         active=_is_before_blackwell(plan) and (config.tp > 1 or config.cp > 1) and config.zero_stage < MAX_ZERO,
+    )
+
+
+def _requirements(plan: LlmPlan, minors: tuple[str, ...], *, flexible: bool) -> tuple[str, ...]:
+    blocks = plan.transformer.blocks
+    releases = [release for release in TESTED if release.rpartition(".")[0] in minors]
+    clone = f"git clone --branch core_v{releases[-1]} https://github.com/NVIDIA/Megatron-LM"
+    return (
+        f"# Megatron-LM comes from its sources: {clone}",
+        f"# Its parser accepts these arguments in the releases {', '.join(releases)}.",
+        *_REQUIREMENTS,
+        *(_DEEP_EP if flexible else ()),
+        *(_MAMBA if is_hybrid(plan.transformer) else ()),
+        *(_DELTA_NET if any(one.rule == "gated_delta" for block in blocks for one in block.scans) else ()),
     )
 
 

@@ -56,9 +56,7 @@ def reduced(plan: LlmPlan) -> LlmPlan | None:
             estimate = estimate_on(
                 model, cluster, config, stack, None, global_batch_size=batch, seq_length=plan.estimate.seq_length
             )
-            if not estimate.fits or support.broken(
-                config, micro_batches=estimate.micro_batches, experts=bool(model.experts), tied=model.tied
-            ):
+            if not estimate.fits or support.broken(config, micro_batches=estimate.micro_batches, model=model):
                 continue
             return LlmPlan.of(estimate, model, cluster, framework=plan.framework)  # type: ignore[arg-type]
         except HpgoError:
@@ -95,9 +93,15 @@ def _few_layers(model: Transformer) -> Transformer | None:
         kept.append(kept[-1])
     if len(kept) >= model.layers:
         return None
+    arithmetic = model.arithmetic
+    if arithmetic is not None:
+        rotate_nothing = tuple(at for at, layer in enumerate(kept) if layer in arithmetic.no_rope_layers)
+        arithmetic = replace(arithmetic, no_rope_layers=rotate_nothing)
     return replace(
         model,
         layers=len(kept),
+        arithmetic=arithmetic,
+        pattern=tuple(model.pattern[layer] for layer in kept) if model.pattern else (),
         dense_layers=tuple(at for at, layer in enumerate(kept) if layer in model.dense_layers),
         window_layers=tuple(at for at, layer in enumerate(kept) if layer in model.window_layers),
     )

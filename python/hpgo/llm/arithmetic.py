@@ -9,6 +9,7 @@ Source: `megatron/training/arguments.py` of Megatron-LM 0.16.1 to 0.19, and what
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import groupby
 from math import isclose
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,9 @@ from hpgo.base.messages import join_words
 from hpgo.model.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from hpgo.model.arithmetic import RopeScaling
     from hpgo.model.transformer import Transformer
 
 Setting = int | float | str | bool
@@ -27,8 +29,13 @@ Row = dict[str, Setting] | str
 _TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 """Names of GELU's approximation by tanh, which Megatron-LM's fused kernel computes."""
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_YARN = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
+_ORIGINAL = "original_max_position_embeddings"
+_YARN = {_ORIGINAL: 4096, "beta_fast": 32.0, "beta_slow": 1.0}
 """Constants of Megatron-LM's RoPE scaling that no option changes."""
+
+
+_SCAN_EPSILON = 1e-5
+"""Epsilon of the norm after a Mamba 2 scan, which `megatron/core/ssm/mamba_mixer.py` sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +77,41 @@ def _only(name: str, plain: object, words: str) -> Callable[[Transformer, Arithm
 def _activation(model: Transformer, arithmetic: Arithmetic) -> Row:
     name = arithmetic.activation
     if model.gated:
-        # Megatron-LM has no option for GEGLU: `--swiglu` is its only gated activation.
-        silu = name in {"silu", "swish"}
-        return {"swiglu": True} if silu else f"the activation {name} in a gated feed-forward network"
+        # Megatron-LM has no option for the other gated activations, such as GEGLU.
+        if name in {"silu", "swish"}:
+            return {"swiglu": True}
+        if name == "quick_gelu":
+            return {"swiglu": False, "quick-geglu": True}
+        return f"the activation {name} in a gated feed-forward network"
     # The default fuses the bias with GELU by tanh. Without that fusion PyTorch's exact GELU is computed.
     if name in _TANH and model.ffn_bias:
         return {}
     if name == "gelu":
         return {"no-bias-gelu-fusion": True}
-    return {"squared-relu": True} if name == "relu2" else f"the activation {name}"
+    if name == "relu2":
+        # The fused kernel, which is on by default in models with biases, has no squared ReLU.
+        return {"squared-relu": True, "no-bias-gelu-fusion": model.ffn_bias}
+    return f"the activation {name}"
+
+
+def _epsilon(model: Transformer, arithmetic: Arithmetic) -> Row:
+    epsilon = arithmetic.norm_epsilon
+    if _scans(model) and not isclose(epsilon, _SCAN_EPSILON):
+        return f"an epsilon {epsilon:g} of the norms of scans (it has {_SCAN_EPSILON:g})"
+    return {"norm-epsilon": epsilon}
+
+
+def _clamp(model: Transformer, arithmetic: Arithmetic) -> Row:
+    clamp = arithmetic.glu_clamp if model.gated else None
+    return {} if clamp is None else {"activation-func-clamp-value": clamp}
+
+
+def _offset(model: Transformer, arithmetic: Arithmetic) -> Row:
+    offset = arithmetic.glu_offset if model.gated else 0
+    if not offset:
+        return {}
+    # `TransformerConfig` accepts the offset with its fused kernel for this activation only.
+    return {"glu-linear-offset": offset} if arithmetic.activation == "quick_gelu" else f"an offset ({offset}) of SwiGLU"
 
 
 def _theta(_: Transformer, arithmetic: Arithmetic) -> Row:
@@ -95,6 +128,29 @@ def _interleaved(model: Transformer, arithmetic: Arithmetic) -> Row:
     return {"rotary-interleaved": True, "no-rope-fusion": True} if arithmetic.rope_interleaved else {}
 
 
+def _no_rope(model: Transformer, arithmetic: Arithmetic) -> Row:
+    left_out = set(arithmetic.no_rope_layers)
+    if not left_out:
+        return {}
+    if model.latent is not None or _scans(model):
+        return f"layers without positions {'beside scans' if _scans(model) else 'of latent attention'}"
+    return {"no-rope-freq": layers_text(at in left_out for at in range(model.layers))}
+
+
+def _scans(model: Transformer) -> bool:
+    """Return whether the model has Mamba 2 scans, so that `pretrain_mamba.py` builds it."""
+    return any(one.rule == "ssd" for block in model.blocks for one in block.scans)
+
+
+def layers_text(layers: Iterable[bool]) -> str:
+    """Return which layers are of a kind, as a Python expression that Megatron-LM evaluates.
+
+    >>> layers_text([False] * 3 + [True] * 58)
+    '[0]*3+[1]*58'
+    """
+    return "+".join(f"[{int(one)}]*{len(list(held))}" for one, held in groupby(layers))
+
+
 def _fraction(model: Transformer, arithmetic: Arithmetic) -> Row:
     if model.latent is not None:
         return {} if arithmetic.rotary_fraction == 1 else "a rotary fraction in latent attention"
@@ -107,6 +163,10 @@ def _scaling(model: Transformer, arithmetic: Arithmetic) -> Row:
         # The fused kernel for latent attention computes YaRN only, so plain RoPE has to turn it off.
         return {} if model.latent is None else {"rope-type": "rope", "no-rope-fusion": True}
     kind, words = scaling.rope_type, f"the RoPE scaling {scaling.rope_type}"
+    if _scans(model):
+        return f"{words} beside scans"  # `mamba_builders.py` passes on no scaling
+    if kind == "yarn" and model.latent is None:
+        return _yarn(scaling)
     for name, value in {"llama3": _LLAMA3, "yarn": _YARN}.get(kind, {}).items():
         if getattr(scaling, name) not in {None, value}:
             return f"{words} with {name} {getattr(scaling, name)} (it has {value})"
@@ -122,6 +182,25 @@ def _scaling(model: Transformer, arithmetic: Arithmetic) -> Row:
             settings |= {} if own is None else {name: own}
         return settings
     return words
+
+
+def _yarn(scaling: RopeScaling) -> Row:
+    """Return the options of YaRN for attention without latent vectors, which Megatron-LM has from 0.19 on."""
+    if scaling.factor is None or scaling.attention_factor is not None:
+        return "YaRN with an attention factor" if scaling.factor is not None else "YaRN without a factor"
+    settings: dict[str, Setting] = {
+        "position-embedding-type": "yarn",
+        "rotary-scaling-factor": scaling.factor,
+        "yarn-original-max-position-embeddings": scaling.original_max_position_embeddings or _YARN[_ORIGINAL],
+        "yarn-beta-fast": scaling.beta_fast or _YARN["beta_fast"],
+        "yarn-beta-slow": scaling.beta_slow or _YARN["beta_slow"],
+    }
+    if scaling.truncate is False:
+        settings["no-yarn-correction-range-round-to-int"] = True
+    # Without both of them, the factor of queries and keys is 0.1 ln(factor) + 1, as with these values.
+    if scaling.mscale is None or scaling.mscale_all_dim is None:
+        return settings | {"mscale": 1.0, "mscale-all-dim": 0.0}
+    return settings | {"mscale": scaling.mscale, "mscale-all-dim": scaling.mscale_all_dim}
 
 
 def _scale(model: Transformer, arithmetic: Arithmetic) -> Row:
@@ -207,11 +286,14 @@ def _nothing(_: Transformer, __: Arithmetic) -> Row:
 
 MEGATRON: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
     "activation": _activation,
-    "norm_epsilon": lambda _, arithmetic: {"norm-epsilon": arithmetic.norm_epsilon},
+    "glu_clamp": _clamp,
+    "glu_offset": _offset,
+    "norm_epsilon": _epsilon,
     "norm_adds_one": lambda _, arithmetic: {"apply-layernorm-1p": arithmetic.norm_adds_one},
     "rope_theta": _theta,
     "rope_local_theta": _only("rope_local_theta", None, "another RoPE theta ({}) in layers with a window"),
     "rotary_fraction": _fraction,
+    "no_rope_layers": _no_rope,
     "rope_interleaved": _interleaved,
     "rope_scaling": _scaling,
     "parallel_residual": _only("parallel_residual", False, "attention and feed-forward network in parallel"),
@@ -266,7 +348,10 @@ TORCHTITAN: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
     "norm_epsilon": lambda _, arithmetic: {"eps": arithmetic.norm_epsilon},
     "norm_adds_one": _only("norm_adds_one", False, "norms that add 1 to their weights"),
     "rope_theta": _titan_theta,
+    "glu_clamp": _only("glu_clamp", None, "a clamp ({}) of SwiGLU"),
+    "glu_offset": _only("glu_offset", 0.0, "an offset ({}) of SwiGLU"),
     "rotary_fraction": _only("rotary_fraction", 1.0, "a rotary fraction of {}"),
+    "no_rope_layers": _only("no_rope_layers", (), "layers without positions"),
     "rope_interleaved": _nothing,  # only permutes the rows of the query and key matrices, so training is equivalent
     "rope_scaling": _titan_scaling,
     "attention_dropout": _only("attention_dropout", 0.0, "dropout ({})"),

@@ -319,7 +319,9 @@ class ConfigGrid:
                 vpp = 2 if splits_backward else min_vpp
                 config = rules.as_run(changed(shape, ep=ep, pp=pp, dp=dp, vpp=vpp, pp_schedule=schedule))
                 stage = rules.open_stage(config)
-                if self.space.settings and rules.broken_degrees(changed(config, zero_stage=stage), tied=model.tied):
+                # Only settings and models of other blocks than a decoder's break rules that the loops do not know.
+                checked = self.space.settings or model.blocks
+                if checked and rules.broken_degrees(changed(config, zero_stage=stage), model=model):
                     continue
                 if not recomputed:
                     continue
@@ -361,7 +363,7 @@ class ConfigGrid:
         # Of the settings, only the formats of the optimizer state and its place depend on the ZeRO stage.
         if config.has_narrow_state or config.optimizer_offload_fraction:
             found = tuple(
-                stage for stage in found if not rules.broken_degrees(changed(config, zero_stage=stage), tied=model.tied)
+                stage for stage in found if not rules.broken_degrees(changed(config, zero_stage=stage), model=model)
             )
         return found
 

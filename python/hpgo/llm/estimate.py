@@ -499,7 +499,7 @@ def _run_by(
     # torchtitan's default. The search and the exports leave it out, but the framework runs it.
     is_own = row.name == "torchtitan" and found.recompute == "selective_op"
     checked = replace(found, recompute="none") if is_own else found
-    if why := rules.broken(checked, micro_batches=micro_batches, experts=experts, tied=model.tied):
+    if why := rules.broken(checked, micro_batches=micro_batches, model=model):
         raise ArgumentError(
             f"{row.title} {why}",
             "change the configuration, or estimate it without a framework",

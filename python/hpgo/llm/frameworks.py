@@ -12,6 +12,7 @@ from hpgo.base.messages import join_words, pluralize, shorten
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 from hpgo.llm.arithmetic import TABLES, ArithmeticSettings, stated
+from hpgo.llm.megatron_shape import NoShapeError, broken_degrees, megatron_shape
 from hpgo.llm.parallelism import (
     MAX_ZERO,
     BaseWeightsDtype,
@@ -159,15 +160,19 @@ class FrameworkSupport(Record):
         return (
             self._lacking_further(model)
             or self._lacking_shape(model)
-            or self._lacking_softcap(model)
+            or self._lacking_fused(model)
             or self._lacking_arithmetic(model)
         )
 
-    def _lacking_softcap(self, model: Transformer) -> str | None:
+    def _lacking_fused(self, model: Transformer) -> str | None:
         # Users bring the model's code, but estimates count fused attention. In transformers that is PyTorch's
-        # scaled_dot_product_attention, which has no softcap.
+        # scaled_dot_product_attention, which has no softcap and no sinks.
+        if self.shape != "any":
+            return None
         cap = None if model.arithmetic is None else model.arithmetic.attention_logit_softcap
-        if self.shape != "any" or cap is None:
+        if any(one.sinks for block in model.blocks for one in block.attention):
+            return f"runs fused attention without attention sinks, but `{shorten(model.name)}` has them"
+        if cap is None:
             return None
         return (
             "runs fused attention, which has no softcap of attention scores, but"
@@ -183,29 +188,29 @@ class FrameworkSupport(Record):
     def _lacking_shape(self, model: Transformer) -> str | None:
         if self.shape == "any":
             return None
-        # Options describe whole families of models, so each combination without an option is listed here. The first
-        # difference found is the one that the error names.
+        # Options describe whole families of models. The error names the first property that has none.
         what = None
-        if model.blocks:
+        if self.shape == "megatron":
+            try:
+                megatron_shape(model)
+            except NoShapeError as error:
+                what = str(error)
+        elif model.blocks:
             what = _unusual(model)
         elif model.tower is not None:
             what = "a tower in front of the decoder"
         elif model.before is not None or model.after is not None or model.final_norms != 1:
             what = "operators beside the embedding or the LM head"
-        elif self.shape == "llama" and (model.experts or model.latent is not None):
+        elif model.experts or model.latent is not None:
             what = "experts" if model.experts else "latent attention"
         elif model.norms_per_layer != 2:
-            what = f"{model.norms_per_layer} norms per layer"
-        elif self.shape == "llama":
+            what = f"{pluralize(model.norms_per_layer, 'norm')} per layer"
+        else:
             odd = not model.gated or model.centred_norms or model.positions
             biases = model.attention_bias != "none" or model.ffn_bias
             what = "layers other than Llama's" if odd else "biases" if biases else None
             what = what or ("sliding windows" if model.window_layers else None)
             what = what or ("tied embeddings" if model.tied and not self.ties else None)
-        elif model.latent is None and (model.attention_bias == "all") != model.ffn_bias:
-            what = "biases in attention or in feed-forward networks alone"
-        elif model.ffn_bias and model.attention_bias == "qkv":
-            what = "biases in feed-forward networks, but not in the output of attention"
         return f"has no settings for {what}, which `{shorten(model.name)}` has" if what else None
 
     def _lacking_further(self, model: Transformer) -> str | None:
@@ -218,18 +223,17 @@ class FrameworkSupport(Record):
             return f"does not support multi-token prediction with learned positions, but `{model.name}` has both"
         return None
 
-    def broken(
-        self, config: ParallelismConfig, *, micro_batches: int, experts: bool = False, tied: bool = False
-    ) -> str | None:
+    def broken(self, config: ParallelismConfig, *, micro_batches: int, model: Transformer | None = None) -> str | None:
         """Return the reason why the framework does not run `config`, to follow the framework's name; None if it does.
 
-        `experts` and `tied` describe the model: whether layers hold experts, and whether embeddings are tied.
+        Without a `model`, only the rules that hold for all models are checked.
 
         >>> MEGATRON.broken(ParallelismConfig(dp=8, zero_stage=2), micro_batches=1)
         'supports ZeRO stage 0, 1 or 3, not 2'
         """
-        if why := self.broken_degrees(config, tied=tied):
+        if why := self.broken_degrees(config, model=model):
             return why
+        experts = model is not None and bool(model.experts)
         if self._loses_bf16(config):
             return (
                 f"computes in fp32 with tp or pp unless FSDP shards weights, but tp is {config.tp}, pp is {config.pp}"
@@ -254,8 +258,11 @@ class FrameworkSupport(Record):
         known = known if config.pp > 1 else (*known, *self.fsdp_stages)
         return f"supports ZeRO stage {join_words(known, 'or')}{beside}, not {config.zero_stage}"
 
-    def broken_degrees(self, config: ParallelismConfig, *, tied: bool = False) -> str | None:
+    def broken_degrees(self, config: ParallelismConfig, *, model: Transformer | None = None) -> str | None:
         """Return the first rule that `config` breaks, like `broken`, but without the rules for ZeRO stages."""
+        if model is not None and self.shape == "megatron" and (why := broken_degrees(model, config)):
+            return why
+        tied = model is not None and model.tied
         # The order matters: an error names the first rule that is broken.
         schedule, pipeline = config.pp_schedule, config.named_pipeline()
         offloaded = f"{config.cpu_offload_num_layers} layers"

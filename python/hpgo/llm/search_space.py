@@ -208,7 +208,7 @@ class SearchSpace:
                 "use none, which is equivalent here, or full; to save and recompute scores, use"
                 " `hpgo llm estimate --no-flash-attention`",
             )
-        if why := rules.broken_degrees(rules.as_run(config), tied=model.tied):
+        if why := rules.broken_degrees(rules.as_run(config), model=model):
             raise ArgumentError(
                 f"{self.title} {why}",
                 "leave that open, or choose another framework: `--framework megatron` runs the most configurations",

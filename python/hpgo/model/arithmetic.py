@@ -74,6 +74,13 @@ class Arithmetic:
 
     activation: str
     """Activation function of the feed-forward networks by Hugging Face's name: silu, gelu, gelu_pytorch_tanh, …"""
+    glu_clamp: float | None = None
+    """Limit of the two factors of gated feed-forward networks (GPT-OSS). None: they are not clamped.
+
+    The factor with the activation has this maximum, the other one also the negative minimum.
+    """
+    glu_offset: float = 0.0
+    """Addend of the factor of gated feed-forward networks that has no activation (GPT-OSS)."""
     norm_epsilon: float
     norm_adds_one: bool = False
     """Whether norms multiply by 1 + weight, and weights start at 0 (Gemma)."""
@@ -86,6 +93,8 @@ class Arithmetic:
     """
     rotary_fraction: float = 1.0
     """Share of each head's dimensions that is rotated."""
+    no_rope_layers: tuple[int, ...] = ()
+    """Indices of the layers whose attention rotates nothing, counted from 0, in a model with a `rope_theta`."""
     rope_interleaved: bool = False
     """Whether neighboring dimensions are rotated together, instead of dimension *i* and *i* + half (DeepSeek)."""
     rope_scaling: RopeScaling | None = None
@@ -136,7 +145,7 @@ class Arithmetic:
                 code="unknown_name",
             )
         for name in (
-            "norm_epsilon", "rope_theta", "rope_local_theta", "rotary_fraction", "attention_scale",
+            "norm_epsilon", "rope_theta", "rope_local_theta", "rotary_fraction", "attention_scale", "glu_clamp",
             "attention_logit_softcap", "final_logit_softcap", "embedding_scale", "router_scale", "router_group_top",
         ):  # fmt: skip
             if (value := getattr(self, name)) is not None and value <= 0:

@@ -262,9 +262,7 @@ def _forbidden(held: LlmPlan, other: LlmEstimate) -> str:
     from hpgo.llm.frameworks import framework_support
 
     rules, model = framework_support(held.framework)[1], held.transformer
-    why = rules.broken(
-        other.parallelism, micro_batches=other.micro_batches, experts=bool(model.experts), tied=model.tied
-    )
+    why = rules.broken(other.parallelism, micro_batches=other.micro_batches, model=model)
     return f"{held.row.title} {why}" if why else ""
 
 
