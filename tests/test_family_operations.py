@@ -1,0 +1,104 @@
+"""Operations of families: those that PyTorch counts while the model of transformers runs.
+
+Only products of matrices are compared, since PyTorch counts nothing else. Scans are left out: on CPUs transformers runs
+a reference that computes them in another way.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from test_families import KINDS, drawn, transformers  # noqa: F401 -- a fixture
+
+import hpgo
+from hpgo.model.formats.transformers import of_document
+
+if TYPE_CHECKING:
+    from hpgo.model.blocks import Block
+    from hpgo.model.transformer import Transformer
+
+TOKENS = 16
+QUICK = {"deepseek_v3", "glm4_moe", "gpt2", "llama", "minimax_m2", "mixtral", "olmo2", "olmoe", "phi3", "qwen3_moe"}
+OTHER_COUNTS = {
+    "bart": "its decoder runs without the encoder here",
+    "deepseek_v32": "it scores all tokens before it selects some",
+    "deepseek_v4": "it scores all tokens before it selects some",
+    "glm_moe_dsa": "it scores all tokens before it selects some",
+    "llama4_text": "transformers multiplies every token with every expert",
+    "t5": "transformers has no language model of its decoder alone",
+    "whisper": "its decoder runs without the encoder here",
+}
+"""Types that transformers runs with other operations, and why."""
+
+
+def matrices(block: Block, hidden: int) -> int:
+    """Return the weights of all matrices of a block that a token is multiplied with."""
+    found = sum(one.times * one.inputs * one.outputs for one in block.linears) + hidden * block.shared_gate
+    for one in (one for one in block.attention if one.projected):
+        found += one.mixed * hidden
+        if (latent := one.latent) is None:
+            found += hidden * (one.queries + one.keys + one.values + one.gates)
+            continue
+        queries = hidden * one.queries if latent.q_rank is None else latent.q_rank * (hidden + one.queries)
+        expanded = one.heads * (one.head_dim - latent.rope_dim + latent.value_dim)
+        found += queries + hidden * (latent.kv_rank + latent.rope_dim) + latent.kv_rank * expanded
+    if block.mlp is not None:
+        found += (block.mlp.inner + 1) * hidden * block.mlp.width
+    if (sparse := block.experts) is not None:
+        found += (
+            hidden * sparse.count + sparse.per_token * (sparse.inner + 1) * (sparse.hidden or hidden) * sparse.width
+        )
+    return found
+
+
+def operations(model: Transformer) -> int:
+    """Return the operations of a forward pass of one short sequence, whose masked scores PyTorch counts, too."""
+    ends = sum(matrices(block, model.hidden) for block in (model.before, model.after) if block is not None)
+    found = 2 * (model.vocab * model.hidden + ends)
+    for kind, layers in model.kinds.items():
+        block = model.block(kind)
+        scores = sum(2 * (one.queries + one.mixed) * TOKENS for one in block.attention)
+        found += layers * (2 * matrices(block, model.hidden) + scores)
+    return TOKENS * found
+
+
+def counted(package: Any, held: dict[str, Any]) -> int:
+    """Return the operations that PyTorch counts in a forward pass."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    given = {"pad_token_id": 0} | {key: value for key, value in held.items() if key != "model_type"}
+    config = package.AutoConfig.for_model(held["model_type"], **given)
+    # Products of grouped experts are not counted, those of experts one by one are.
+    model = package.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.arange(1, TOKENS + 1)[None], use_cache=False)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS]
+)
+def test_a_forward_pass_takes_the_operations_that_pytorch_counts(transformers, kind) -> None:  # noqa: F811
+    if kind in OTHER_COUNTS:
+        pytest.skip(OTHER_COUNTS[kind])
+    chance = random.Random(kind)
+    for _ in range(40):
+        held = {"model_type": kind} | drawn(transformers, kind, chance)
+        try:
+            model = of_document(held)
+        except hpgo.errors.ProfileError:
+            continue
+        if model.tower is not None or any(model.block(one).scans or model.block(one).convs for one in model.kinds):
+            pytest.skip("it has scans, convolutions or a tower")
+        try:
+            found = counted(transformers, held)
+        except (RuntimeError, ValueError, TypeError):  # transformers builds the model, but can't run these sizes
+            continue
+        assert found == operations(model), held
+        return
+    pytest.skip("transformers runs none of the drawn models")
