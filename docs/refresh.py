@@ -114,7 +114,7 @@ def _without(shown: list[str], printed: list[str]) -> list[str]:
             for first in (range(at, len(printed)) if begin else [0])
             for last in (range(first + 1, len(printed) + 1) if end < len(shown) else [len(printed)])
             # Blank lines have no words, so without this a part would begin with the blank line before it.
-            if bool(printed[first:]) and bool(printed[first]) == bool(shown[begin])
+            if (printed[first : first + 1] == [""]) == (shown[begin : begin + 1] == [""])
             if _words("\n".join(printed[first:last])) == part
         ]
         if part and not spans:
