@@ -6,8 +6,9 @@
     python docs/refresh.py hpgo.data    # writes the manual in the wheel (for `man`); the first two also do
 
 Each page has an empty folder with links to the repository's `examples` and `profiling_results`. Its blocks run there in
-order, each in one shell. A Python block whose first line is the name of a file is written to that file. The search
-effort may differ between two runs, and so may all figures of a page that measures. A line `…` stands for any lines.
+order, each in one shell. A Python or YAML block whose first line is the name of a file is written to that file. The
+search effort may differ between two runs, and so may all figures of a page that measures. A line `…` stands for any
+lines. A command whose shown output begins with `error:` may fail, and both of its streams are shown.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hpgo.cli.manual import pages
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("plan.md", "export.md", "job.md", "llm.md", "shell.md")),
+    *(ROOT / "docs" / name for name in ("plan.md", "export.md", "job.md", "llm.md", "recipes.md", "shell.md")),
 ]
 WITH_TORCH = ROOT / "docs/launch.md"
 """A page whose commands start ranks with torchrun, so it is refreshed only if torch is installed."""
@@ -38,9 +39,10 @@ MEASURED = ROOT / "docs/tutorial.md"
 PICTURES = {"plan.svg": "tutorial.svg", "both.svg": "tutorial-measured.svg"}
 """Pictures that the commands of `MEASURED` draw, with their names in docs/images."""
 _SCRIPTS = {"python": "", "hpgo": "-m hpgo", "torchrun": "-m torch.distributed.run"}
-_BLOCK = re.compile(r"```(console|python)\n(.*?)\n```", re.DOTALL)
+_BLOCK = re.compile(r"```(console|python|yaml)\n(.*?)\n```", re.DOTALL)
 _COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n?((?:(?!\$ ).*\n?)*)", re.MULTILINE)
-_FILE = re.compile(r"# (\w+\.py)\n")
+_FILE = re.compile(r"# ([\w.-]+\.(?:py|yaml))\n")
+_ERROR = "error:"
 _EFFORT = re.compile(r"[0-9,]+\s+partial\s+and\s+[0-9,]+\s+complete\s+plans\s+evaluated")
 _FIGURE = re.compile(r"(?<!\w)[-+]?\d[\d.,]*(e[-+]?\d+)?( ([num]?s|min|[kMG]?B(/s)?|[%×])(?!\w))?")
 _VARY = re.compile(r"Measured times vary between passes .*? or for longer *|; times differ by .*? may be as fast")
@@ -72,14 +74,16 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def _shown(block: re.Match[str], place: Path, environment: dict[str, str], page: Path) -> str:
-    """Return a block with current output, after running its commands or writing its Python file to `place`."""
+    """Return a block with current output, after running its commands or writing its file to `place`."""
     language, text = block.groups()
-    if language == "python":
+    if language != "console":
         if name := _FILE.match(text):
             (place / name[1]).write_text(f"{text}\n", encoding="utf-8")
         return block[0]
     commands = _COMMAND.findall(text)
-    script = "".join(f"{command}\nprintf '{_END}%d{_END}' $?\n" for command, _ in commands)
+    script = "".join(
+        f"{command}{' 2>&1' * shown.startswith(_ERROR)}\nprintf '{_END}%d{_END}' $?\n" for command, shown in commands
+    )
     done = subprocess.run(
         script, shell=True, capture_output=True, text=True, cwd=place, env=environment, timeout=300, check=False
     )
@@ -87,7 +91,7 @@ def _shown(block: re.Match[str], place: Path, environment: dict[str, str], page:
     outputs = done.stdout.split(_END)
     lines = []
     for (command, before), printed, code in zip(commands, outputs[::2], outputs[1::2], strict=False):
-        if code != "0":
+        if code != "0" and not before.startswith(_ERROR):
             raise SystemExit(f"{page}: {command}: exit code {code}\n{printed}{done.stderr}")
         lines += [f"$ {command}", *_without(before.rstrip().split("\n"), printed.rstrip().splitlines())]
     return "\n".join(["```console", *lines, "```"])
@@ -109,6 +113,8 @@ def _without(shown: list[str], printed: list[str]) -> list[str]:
             (first, last)
             for first in (range(at, len(printed)) if begin else [0])
             for last in (range(first + 1, len(printed) + 1) if end < len(shown) else [len(printed)])
+            # Blank lines have no words, so without this a part would begin with the blank line before it.
+            if (printed[first : first + 1] == [""]) == (shown[begin : begin + 1] == [""])
             if _words("\n".join(printed[first:last])) == part
         ]
         if part and not spans:

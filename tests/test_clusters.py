@@ -108,6 +108,11 @@ def test_a_missing_file_and_a_misspelt_preset_suggest_the_near_name(tmp_path):
     with pytest.raises(hpgo.errors.ClusterError) as caught:
         Cluster.read("daple-a")
     assert caught.value.hint == "did you mean `dapple-a`?"
+    # The nearest name is that of a card with twice the NVLink.
+    with pytest.raises(hpgo.errors.ClusterError) as caught:
+        Cluster.read("H800:4")
+    assert "`hpgo clusters show h100:4`" in caught.value.hint
+    assert "200 GB/s" in caught.value.hint
     assert Cluster.read(tmp_path / "lab.yaml").name == "lab"
     assert Cluster.read("h100:3").devices == 24
 

@@ -88,3 +88,14 @@ def test_every_command_is_in_the_changelog_or_the_pages() -> None:
 
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert {name for name in COMMANDS if f"hpgo {name}" not in text} == set()
+
+
+def test_only_a_command_that_is_shown_with_an_error_may_fail(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ hpgo clusters show h800\nerror: old\n```\n", encoding="utf-8")
+    lines = refresh.refreshed(page).splitlines()
+    assert lines[2].startswith("error: ")
+    assert "`hpgo clusters show h100`" in lines[3]
+    page.write_text("```console\n$ hpgo clusters show h800\nname: h800\n```\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match="exit code 1"):
+        refresh.refreshed(page)

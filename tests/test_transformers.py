@@ -162,6 +162,9 @@ def test_a_few_lines_describe_a_model_of_ones_own(tmp_path) -> None:
     needed = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"), 1)
     with refused(hpgo.errors.ProfileError, "unknown_name", name="haeds"):
         of_document({"hpgo_transformer": 1, "haeds": 4} | needed)
+    with refused(hpgo.errors.ProfileError, "missing") as caught:
+        of_document({"hpgo_transformer": 1, "layers": 4})
+    assert "pydoc hpgo.Transformer" in caught.value.hint
 
 
 def flop(shape: hpgo.Transformer, tokens: int) -> float:

@@ -444,12 +444,21 @@ def cluster_of(given: Cluster | str | os.PathLike[str]) -> Cluster:
     return given
 
 
+_SLOWER_LINKS = {"h800": "h100", "a800": "a100"}
+"""Cards that differ from another only in their NVLink, of 400 GB/s in both directions, as NVIDIA's documents state."""
+
+
 def _near(name: str) -> str:
     """Return a hint with built-in clusters of similar names. A valid number of nodes in `name` is kept."""
     from hpgo.hardware.presets import PRESETS
 
     base, _, count = name.partition(":")
     kept = f":{count}" if count.isascii() and count.isdigit() and len(count) <= 6 and 0 < int(count) <= 10**5 else ""
+    if similar := _SLOWER_LINKS.get(base.lower()):
+        return (
+            f"it is an {similar.upper()} with a slower NVLink: save `hpgo clusters show {similar}{kept}` as a file,"
+            " and set `intra` to 200 GB/s"
+        )
     return (
         did_you_mean(f"{base}{kept}", [f"{preset}{kept}" for preset in PRESETS])
         if kept

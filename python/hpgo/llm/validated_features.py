@@ -119,7 +119,8 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "H100": ("EP overlap", "dispatcher alltoall", "dispatcher deepep", "dispatcher hybridep"),
 }
 """Further features of public recipes by device, whose published steps are in the range of their estimates
-(docs/recipes.md). CUDA graphs are left out: recipes have those of single modules, but searches try those of a step."""
+(docs/launch-settings.md). CUDA graphs are left out: recipes have graphs of single modules, but searches try graphs of
+a step."""
 RECIPES["H200"] = RECIPES["H100"]
 BEYOND: dict[str, frozenset[str]] = {name: frozenset(("LoRA",)) for name in ("B200", "H100", "H200")}
 """Features of published steps of other kinds of training, which no constant was fitted to: MLPerf Training 4.1,

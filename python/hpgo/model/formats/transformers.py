@@ -146,6 +146,7 @@ def of_document(document: object, *, name: str = "transformer", file: str = "tex
         version = top.get(VERSION_KEY)
         if isinstance(version, bool) or version != VERSION:
             top.fail(f"`{VERSION_KEY}` is {safe_repr(version)}", f"this hpgo reads version {VERSION}")
+        top.source = FIELDS_HINT
         return record(Transformer, top, optional=OPTIONAL, known={} if "name" in top else {"name": name})
     if "model_type" not in top:
         top.fail(

@@ -1,4 +1,4 @@
-"""docs/recipes.md has estimates of public recipes, and features of theirs count as validated."""
+"""docs/launch-settings.md has estimates of public recipes, and features of theirs count as validated."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from pathlib import Path
 from statistics import fmean, median
 
 import frozen
+import launch_settings
 import pytest
-import recipes
 
 from hpgo.llm.validated_features import RECIPES, VALIDATED
 
-PAGE = Path(__file__).parent.parent / "docs/recipes.md"
+PAGE = Path(__file__).parent.parent / "docs/launch-settings.md"
 
 
 @pytest.fixture(scope="module")
 def predictions() -> list[frozen.Prediction]:
-    return [frozen.predict(row) for row in frozen.read(recipes.ROWS)]
+    return [frozen.predict(row) for row in frozen.read(launch_settings.ROWS)]
 
 
 def test_the_page_has_todays_estimates() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert recipes.pages.fill(text, recipes.tables()) == text
+    assert launch_settings.pages.fill(text, launch_settings.tables()) == text
 
 
 def test_at_least_forty_recipes_have_a_published_step(predictions: list[frozen.Prediction]) -> None:
-    ran = recipes.measured(predictions)
+    ran = launch_settings.measured(predictions)
     assert len({each.row["id"] for each in predictions}) == len(predictions) >= 60
     assert len(ran) >= 40
     off = [abs(each.ratio - 1) for each in ran]
@@ -37,9 +37,9 @@ def test_at_least_forty_recipes_have_a_published_step(predictions: list[frozen.P
 
 def test_recipes_that_ran_are_not_refused_for_memory(predictions: list[frozen.Prediction]) -> None:
     """The exception is Llama 3.1 405B, whose authors' kernels are not published."""
-    refused = {each.row["source"] for each in predictions if recipes.filled(each) > recipes.MARGIN}
+    refused = {each.row["source"] for each in predictions if launch_settings.filled(each) > launch_settings.MARGIN}
     assert refused <= {"Llama 3"}
-    assert all(recipes.filled(each) < 1.07 for each in predictions)
+    assert all(launch_settings.filled(each) < 1.07 for each in predictions)
 
 
 def test_memory_of_recipes_is_not_below_the_published_one(predictions: list[frozen.Prediction]) -> None:
@@ -54,15 +54,15 @@ def test_memory_of_recipes_is_not_below_the_published_one(predictions: list[froz
 
 
 def test_features_of_recipes_were_compared_with_a_published_step(predictions: list[frozen.Prediction]) -> None:
-    compared = recipes.compared_features(predictions)
+    compared = launch_settings.compared_features(predictions)
     for device in ("H100", "GB200", "GB300"):
         # Recipes have graphs of single modules, but the feature is that of all CUDA graphs.
         assert set(RECIPES[device]) == compared[device] - set(VALIDATED[device]) - {"CUDA graphs"}
 
 
 def test_other_settings_are_estimated_from_a_file(tmp_path: Path) -> None:
-    row = frozen.read(recipes.ROWS)[0] | {"id": "mine", "measured_s": None}
+    row = frozen.read(launch_settings.ROWS)[0] | {"id": "mine", "measured_s": None}
     (tmp_path / "mine.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
-    made = recipes.tables(tmp_path / "mine.jsonl")
+    made = launch_settings.tables(tmp_path / "mine.jsonl")
     assert "| – | – | – |" in made["recipes"]
     assert "[mine](" in made["recipes"]

@@ -1,11 +1,11 @@
 """Estimate the launch settings of public recipes, beside their published steps where there are some.
 
-    python research/recipes.py                   # prints the tables; seconds
-    python research/recipes.py docs/recipes.md   # fills them into the page
-    python research/recipes.py --rows mine.jsonl # the same for settings of your own
+    python research/launch_settings.py                          # prints the tables; seconds
+    python research/launch_settings.py docs/launch-settings.md  # fills them into the page
+    python research/launch_settings.py --rows mine.jsonl        # the same for settings of your own
 
-Each line of `recipes.jsonl` is a recipe in the form of `frozen.jsonl`: its source, model, GPUs, settings as arguments
-of `hpgo.estimate_llm`, what the source leaves open or hpgo can't say, and the measured seconds, or null.
+Each line of `launch_settings.jsonl` is a recipe in the form of `frozen.jsonl`: its source, model, GPUs, settings as
+arguments of `hpgo.estimate_llm`, what the source leaves open or hpgo can't say, and the measured seconds, or null.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpgo.llm.validated_features import family, features_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROWS = Path(__file__).with_name("recipes.jsonl")
+ROWS = Path(__file__).with_name("launch_settings.jsonl")
 MARGIN = 1.05
 """Estimated memory of a recipe that ran, per memory of the card, above which the page counts it as refused."""
 
