@@ -270,7 +270,7 @@ def _check_lists(family: Family, top: Section, layers: int) -> None:
     for key, allowed in ((key, allowed) for key, allowed in family.lists.items() if allowed is not None):
         kinds = [str(kind) for kind in top.items(key)] if top.get(key, None) else []
         if strange := set(kinds) - set(allowed):
-            top.fail(f"`{key}` has `{shorten(min(strange))}`, which is unknown", REFUSED_HINT)
+            top.fail(f"`{key}` has `{shorten(min(strange))}`, which is unknown", did_you_mean(min(strange), allowed))
         if kinds and len(kinds) != layers:
             top.fail(f"`{key}` has {len(kinds)} entries, but there are {layers} layers", "give one for each layer")
 
@@ -331,6 +331,8 @@ def _rope(top: Section, row: Mapping[str, Any], keys: Mapping[str, Any], longest
 
 def _rope_scaling(held: Section, longest: int) -> RopeScaling | None:
     kind = held.text("rope_type" if "rope_type" in held else "type", "default")
+    # The first files of Phi-3 have this name, and transformers still reads it.
+    kind = "longrope" if kind == "su" else kind
     # `mrope` only divides the frequencies among time, height and width.
     if kind in {"default", "mrope"}:
         return None

@@ -147,6 +147,10 @@ def of_document(document: object, *, name: str = "transformer", file: str = "tex
         if isinstance(version, bool) or version != VERSION:
             top.fail(f"`{VERSION_KEY}` is {safe_repr(version)}", f"this hpgo reads version {VERSION}")
         return record(Transformer, top, optional=OPTIONAL, known={} if "name" in top else {"name": name})
+    if "peft_type" in top:
+        base = top.get("base_model_name_or_path", None)
+        named = f", such as `{shorten(base)}`" if isinstance(base, str) and base else ""
+        top.fail("this is the configuration of an adapter", f"give the model that it adapts{named}, with --lora-rank")
     if "model_type" not in top:
         top.fail(
             f"the keys `model_type` (of a Hugging Face configuration) and `{VERSION_KEY}` are both missing",
@@ -383,7 +387,8 @@ def _refuse_keys(top: Section, unknown: list[str], slips: dict[str, str], kind: 
     meant = [f"rename `{shorten(str(key))}` to `{slips[key]}`" for key in unknown if key in slips]
     top.fail(
         f"{_listed(unknown)} of a model of type `{kind}` {verb} unknown, but may change the results",
-        join_words(meant) if meant else REFUSED_HINT,
+        join_words(meant)
+        or f"remove {'it' if len(unknown) == 1 else 'them'} if the model computes the same without, or {REFUSED_HINT}",
     )
 
 
