@@ -315,6 +315,20 @@ def test_a_precision_that_is_refused_leads_to_its_option() -> None:
     assert CliRunner().invoke(group, [*asked.split(), "--precision", "fp8"]).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "ways"),
+    [
+        ("--devices 1", "use more GPUs, recompute with --recompute full, or use --optimizer-offload-fraction 1"),
+        ("--devices 2 --recompute full", "raise a degree or --zero-stage, or use --optimizer-offload-fraction 1"),
+        ("--devices 1 --recompute full --lora-rank 8", "use more GPUs"),
+    ],
+)
+def test_what_does_not_fit_leads_to_changes_that_can_be_made(options: str, ways: str) -> None:
+    asked = "llm estimate llama-3-70b -c h100:1 -b 8 --seq-length 4096"
+    done = CliRunner().invoke(group, [*asked.split(), *options.split()])
+    assert f"warning: it does not fit: {ways}\n" in done.output
+
+
 def test_a_job_that_was_not_written_is_not_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("config.json").write_text('{"model_type": "t5"}')

@@ -601,6 +601,16 @@ def test_an_unknown_key_may_be_removed() -> None:
     assert hint.startswith("remove it if the model computes the same without, or ")
 
 
+@pytest.mark.parametrize("name", ["google/gemma-3-4b-it", "deepseek-ai/DeepSeek-V3.2", "microsoft/Phi-4-mini-instruct"])
+def test_a_hub_name_of_another_size_or_version_is_not_taken_for_a_misspelled_one(name: str) -> None:
+    with pytest.raises(hpgo.errors.ProfileError) as found:
+        transformer_of(name)
+    assert found.value.hint.startswith("give its config.json; ")
+    with pytest.raises(hpgo.errors.ProfileError) as found:
+        transformer_of("meta-llama/Llama-3.1-8B-Instuct")
+    assert found.value.hint == "did you mean `meta-llama/Llama-3.1-8B-Instruct`?"
+
+
 # --- transformers by name ---
 
 

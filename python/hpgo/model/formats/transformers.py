@@ -120,7 +120,7 @@ def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
     if not may_be_file(path) or _is_hub_like(path):
         raise ProfileError(
             f"there is no transformer `{shorten(str(path))}`, and no such file",
-            similar(str(path), transformer_names(), minimum=0.8)
+            _slip_of(str(path), transformer_names())
             or "give its config.json; `hpgo models transformers` lists the known names",
             code="unknown_name",
         )
@@ -300,13 +300,13 @@ def _tower(part: Section, data: Family, more: dict[str, Any]) -> Tower:
 
 
 def _slip_of(kind: str, known: Sequence[str]) -> str:
-    """Return a hint for a misspelled model type, or an empty text for a type that is not known.
+    """Return a hint for a misspelled model type or name, or an empty text for one that is not known.
 
     >>> _slip_of("lama", ["llama"]), _slip_of("llama4", ["llama"])
     ('did you mean `llama`?', '')
     """
     digits = re.findall(r"\d+", kind)
-    # Another number is another architecture: reading `llama4` as `llama` would plan a model without its experts.
+    # Another number is another architecture or size: `llama4` as `llama` would plan a model without its experts.
     return similar(kind, [one for one in known if re.findall(r"\d+", one) == digits], minimum=0.8)
 
 
