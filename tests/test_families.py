@@ -197,6 +197,7 @@ def test_an_encoder_counts_where_the_class_has_one(transformers, kind) -> None:
          {"normalization_function": "layernorm"}),
         ("falcon_h1", {"mamba_use_mlp": True, "mlp_expansion_factor": 8}, {"mamba_use_mlp": False}),
         ("llava", {"vocab_size": 32064}, {}),
+        ("phimoe", {"original_max_position_embeddings": 4096}, {}),
     ],
 )  # fmt: skip
 def test_keys_of_published_files_that_transformers_does_not_read_are_accepted(

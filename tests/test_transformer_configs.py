@@ -596,6 +596,19 @@ def test_the_first_name_of_longrope_is_read() -> None:
     assert of_document(held) == of_document(held | {"rope_scaling": longrope})
 
 
+def test_scales_of_rotary_positions_are_named_as_what_no_framework_states() -> None:
+    scaling = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0], "original_max_position_embeddings": 64}
+    plain = of_document(SMALL | {"model_type": "phimoe", "rope_scaling": scaling})
+    scales = {"short_mscale": 1.24, "long_mscale": 1.24}
+    scaled = of_document(SMALL | {"model_type": "phimoe", "rope_scaling": scaling | scales})
+    assert scaled.parameters == plain.parameters
+    assert scaled.arithmetic is not None
+    assert plain.arithmetic is not None
+    assert {*scaled.arithmetic.other} - {*plain.arithmetic.other} == {
+        "rotary positions that also scale queries and keys"
+    }
+
+
 def test_an_unknown_key_may_be_removed() -> None:
     hint = refusal_of(SMALL | {"tuned_by": "me"}).hint
     assert hint.startswith("remove it if the model computes the same without, or ")

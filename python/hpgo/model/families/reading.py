@@ -286,6 +286,9 @@ _ROPE_KEYS = {
 """Rules of RoPE scaling in transformers, with the keys that each needs."""
 _ROPE_OTHER = {
     "llama_4_scaling_beta": "queries that are scaled by their position",
+    # Models of the type `phimoe` have both.
+    "short_mscale": "rotary positions that also scale queries and keys",
+    "long_mscale": "",
     "mrope_interleaved": "",
     "max_position_embeddings": "",
 }
