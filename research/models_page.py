@@ -36,7 +36,7 @@ HEAD = "| {} | blocks | parameters | active | transformers {} |\n|---|---|---:|-
 
 
 def row(name: str, config: dict[str, Any], theirs: int | str) -> str:
-    """Return a row of the table: what hpgo reads, and whether transformers builds as many parameters."""
+    """Return a row of the table: what hpgo reads, and whether transformers builds the same number of parameters."""
     try:
         model = of_document(config)
     except HpgoError as error:

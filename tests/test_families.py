@@ -187,6 +187,29 @@ def test_an_encoder_counts_where_the_class_has_one(transformers, kind) -> None:
     assert of_document(held).parameters == sum(weight.numel() for weight in model.parameters())
 
 
+@pytest.mark.parametrize(
+    ("kind", "extra", "other"),
+    [
+        ("gemma2", {"sliding_window": 4096, "sliding_window_size": 4096}, {"sliding_window_size": 512}),
+        ("nemotron_h", {"rope_theta": 10000, "partial_rotary_factor": 1.0}, {}),
+        ("phi3", {"full_attn_mod": 1, "interpolate_factor": 1}, {"full_attn_mod": 2}),
+        ("granitemoehybrid", {"init_method": "mup", "normalization_function": "rmsnorm"},
+         {"normalization_function": "layernorm"}),
+        ("falcon_h1", {"mamba_use_mlp": True, "mlp_expansion_factor": 8}, {"mamba_use_mlp": False}),
+        ("llava", {"vocab_size": 32064}, {}),
+        ("phimoe", {"original_max_position_embeddings": 4096}, {}),
+    ],
+)  # fmt: skip
+def test_keys_of_published_files_that_transformers_does_not_read_are_accepted(
+    kind: str, extra: dict[str, Any], other: dict[str, Any]
+) -> None:
+    held = {"model_type": kind}
+    assert of_document(held | extra) == of_document(held)
+    for key in other:
+        with pytest.raises(hpgo.errors.ProfileError, match=f"`{key}` is "):
+            of_document(held | extra | other)
+
+
 def test_formulas_run_no_code() -> None:
     for text in ("().__class__", "open('x')", "[x for x in (1).__dir__()]", "lambda: 1", "__import__('os')", "f'{x}'"):
         with refused(hpgo.errors.ArgumentError, "invalid_argument"):

@@ -307,12 +307,45 @@ def test_degrees_that_a_hint_names_are_accepted_in_the_same_question(shape, aske
             hpgo.estimate_llm(shape, "h100", **{**asked, **changes})
 
 
+def test_a_precision_that_is_refused_leads_to_its_option() -> None:
+    asked = "llm estimate llama-3-8b -c h100:1 -b 64 --seq-length 4096 --lora-rank 8 --base-weights-dtype fp8"
+    refused = CliRunner().invoke(group, asked.split())
+    assert isinstance(refused.exception, hpgo.errors.ArgumentError)
+    assert refused.exception.hint == "use --precision fp8"
+    assert CliRunner().invoke(group, [*asked.split(), "--precision", "fp8"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "ways"),
+    [
+        ("--devices 1", "use more GPUs, recompute with --recompute full, or use --optimizer-offload-fraction 1"),
+        ("--devices 2 --recompute full", "raise a degree or --zero-stage, or use --optimizer-offload-fraction 1"),
+        ("--devices 1 --recompute full --lora-rank 8", "use more GPUs"),
+    ],
+)
+def test_what_does_not_fit_leads_to_changes_that_can_be_made(options: str, ways: str) -> None:
+    asked = "llm estimate llama-3-70b -c h100:1 -b 8 --seq-length 4096"
+    done = CliRunner().invoke(group, [*asked.split(), *options.split()])
+    assert f"warning: it does not fit: {ways}\n" in done.output
+
+
+def test_a_job_that_was_not_written_is_not_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text('{"model_type": "t5"}')
+    asked = "llm plan config.json -c h100:1 -b 64 --seq-length 128 --framework deepspeed -o job/"
+    done = CliRunner().invoke(group, asked.split())
+    assert isinstance(done.exception, hpgo.errors.ArgumentError)
+    assert "Recommended configuration" in done.output
+    assert "smoke.sh" not in done.output
+
+
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
         ("--vpp 7", "use `--vpp 1`"),
         ("--pp-schedule zb_v", "use `--vpp 2` and `--pp 2`"),
         ("--tp 5 --ep 2", "use `--tp 4` and `--ep 1`"),
+        ("--pp 4 --vpp 2 --micro-batch-group-size 2", "use `--micro-batch-group-size 4`"),
         ("--cp 9 --pp 12 --micro-batch-size 4", ""),
     ],
 )

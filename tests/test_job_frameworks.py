@@ -29,6 +29,7 @@ from hpgo.jobs.deepspeed import hugging_face
 from hpgo.jobs.folder import check_folder
 from hpgo.jobs.parts import FRAMEWORKS, parts_of
 from hpgo.model.arithmetic import RopeScaling
+from hpgo.model.formats.transformers import of_document
 from hpgo.model.transformer_presets import TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -233,6 +234,31 @@ def test_deepspeeds_reduced_run_keeps_layers_of_the_users_configuration(
         found = space["model_config"]()
         assert checked[-1] is found
         assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [("t5", "an encoder before the decoder"), ("whisper", "an encoder before"), ("gemma3", "a tower in front")],
+)
+def test_deepspeeds_job_refuses_models_that_its_script_can_not_build(kind: str, what: str) -> None:
+    # Without `architectures`, a file of Whisper's kind describes the decoder alone.
+    whole = {"model_type": kind} | ({"architectures": ["WhisperForConditionalGeneration"]} if kind == "whisper" else {})
+    plan = llm("deepspeed", of_document(whole), seq_length=128)
+    with refused(hpgo.errors.ArgumentError, "conflict", "trains a language model on text", what) as found:
+        jobs.files(plan)
+    assert "hpgo export llm-plan.json --to deepspeed" in found.value.hint
+    assert export.files(plan, "deepspeed")
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "bert", "smollm3"])
+def test_deepspeeds_plan_accepts_the_configuration_that_it_was_made_of(kind: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="its configuration class has the defaults of the type")
+    plan = llm("deepspeed", of_document({"model_type": kind}), seq_length=128)
+    space: dict[str, Any] = {}
+    exec(texts(plan, "deepspeed")["planned.py"], space)
+    space["check_model"](transformers.AutoConfig.for_model(kind))
+    with pytest.raises(ValueError, match="hidden_size is"):
+        space["check_model"](transformers.AutoConfig.for_model(kind, hidden_size=4096))
 
 
 def test_deepspeeds_step_time_includes_what_the_gpu_still_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -170,6 +170,8 @@ def test_expert_tensor_parallelism_divides_experts_and_gathers_their_rows() -> N
     ("name", "asked", "error"),
     [
         ("llama-3-8b", {"etp": 2}, "has no experts"),
+        ("llama-3-8b", {"moe_token_dispatcher": "deepep"}, "moe_token_dispatcher is deepep, but `llama-3-8b` has no"),
+        ("llama-3-8b", {"overlap_ep_comm": True}, "overlap_ep_comm is on, but `llama-3-8b` has no experts"),
         (MIXTRAL, {"etp": 3, "devices": 24, "global_batch_size": 24}, "must divide the FFN size of experts 14336"),
         (MIXTRAL, {"ep": 8, "etp": 8}, "ep 8 x etp must divide the 32 GPUs of a stage"),
         (MIXTRAL, {"etp": 2, "ep": 4, "framework": "torchtitan"}, "no settings for experts"),

@@ -505,6 +505,10 @@ def test_all_keys_that_are_not_known_are_named_at_once_with_those_that_are_missp
     ("changes", "hint"),
     [
         ({"hidden_act": "sliu"}, "did you mean `silu`?"),
+        (
+            {"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh", "layer_types": ["sliding_atention"] * 3},
+            "did you mean `sliding_attention`?",
+        ),
         ({"model_type": "lama"}, "did you mean `llama`?"),
         ({"rope_scaling": {"rope_type": "lineer", "factor": 2.0}}, "did you mean `linear`?"),
         ({"num_key_value_heads": 3}, "set `num_key_value_heads` to 2"),
@@ -573,6 +577,51 @@ def test_the_activation_functions_are_those_of_transformers(transformers) -> Non
 def test_a_model_with_a_language_model_within_leads_to_that() -> None:
     error = refusal_of({"model_type": "gemma_of_images", "text_config": {"model_type": "gemma3_text"}})
     assert "`text_config`" in error.hint
+
+
+def test_the_configuration_of_an_adapter_leads_to_its_model() -> None:
+    error = refusal_of({"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-3.1-8B", "r": 16})
+    assert "of an adapter" in error.message
+    assert error.hint == "give the model that it adapts, such as `meta-llama/Llama-3.1-8B`, with --lora-rank"
+
+
+def test_a_size_with_a_decimal_point_is_shown_as_it_is_written() -> None:
+    message = refusal_of(SMALL | {"hidden_size": 64.0}).message
+    assert message.endswith("`hidden_size` must be a whole number from 1, got `64.0`")
+
+
+def test_the_first_name_of_longrope_is_read() -> None:
+    held = SMALL | {"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [2.0]}}
+    longrope = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    assert of_document(held) == of_document(held | {"rope_scaling": longrope})
+
+
+def test_scales_of_rotary_positions_are_named_as_what_no_framework_states() -> None:
+    scaling = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0], "original_max_position_embeddings": 64}
+    plain = of_document(SMALL | {"model_type": "phimoe", "rope_scaling": scaling})
+    scales = {"short_mscale": 1.24, "long_mscale": 1.24}
+    scaled = of_document(SMALL | {"model_type": "phimoe", "rope_scaling": scaling | scales})
+    assert scaled.parameters == plain.parameters
+    assert scaled.arithmetic is not None
+    assert plain.arithmetic is not None
+    assert {*scaled.arithmetic.other} - {*plain.arithmetic.other} == {
+        "rotary positions that also scale queries and keys"
+    }
+
+
+def test_an_unknown_key_may_be_removed() -> None:
+    hint = refusal_of(SMALL | {"tuned_by": "me"}).hint
+    assert hint.startswith("remove it if the model computes the same without, or ")
+
+
+@pytest.mark.parametrize("name", ["google/gemma-3-4b-it", "deepseek-ai/DeepSeek-V3.2", "microsoft/Phi-4-mini-instruct"])
+def test_a_hub_name_of_another_size_or_version_is_not_taken_for_a_misspelled_one(name: str) -> None:
+    with pytest.raises(hpgo.errors.ProfileError) as found:
+        transformer_of(name)
+    assert found.value.hint.startswith("give its config.json; ")
+    with pytest.raises(hpgo.errors.ProfileError) as found:
+        transformer_of("meta-llama/Llama-3.1-8B-Instuct")
+    assert found.value.hint == "did you mean `meta-llama/Llama-3.1-8B-Instruct`?"
 
 
 # --- transformers by name ---

@@ -220,7 +220,8 @@ class Section:
         try:
             return check_int(key, value, minimum=minimum)
         except ArgumentError:
-            self.wrong(key, f"a whole number from {minimum}", value)
+            # A short description of 8.0 would read like the whole number that the error asks for.
+            self.wrong(key, f"a whole number from {minimum}", str(value) if isinstance(value, float) else value)
 
     def number(self, key: str, default: float = ...) -> float:  # type: ignore[assignment]
         """Return the value of a key, which must be a number; infinity and NaN are allowed."""

@@ -84,7 +84,7 @@ class _Context(click.Context):
 
 _WORD = re.compile(
     r"\b([a-z]+(?:_[a-z0-9]+)+|(?<=`)(?:iterations|ranks)(?=`)"
-    r"|(?<=`)(?:cp|devices|ep|pp|tp|vpp)(?==)|(?:recompute|schedule)(?==))\b"
+    r"|(?<=`)(?:cp|devices|ep|pp|tp|vpp)(?==)|(?:optimizer|precision|recompute|schedule)(?==))\b"
     r"(?:=('?)([\w.]+)\2)?"
 )
 """Name of an argument of a Python function, and its value if there is one.

@@ -187,8 +187,9 @@ def _model(model: Transformer) -> tuple[dict[str, object], dict[str, object]]:
         "vocab_size": model.vocab,
         "tie_word_embeddings": model.tied,
     }
-    # With experts, this key is the size of an expert in some configurations and of shared experts in others.
-    if not model.experts:
+    # With experts, this key is the size of an expert in some configurations and of shared experts in others. Models of
+    # several blocks may compute the size from it, as LFM2 does.
+    if not model.experts and not model.blocks:
         found["intermediate_size"] = model.ffn
     if (arithmetic := model.arithmetic) is None:
         return found, {}

@@ -11,7 +11,9 @@ from dataclasses import asdict, replace
 from math import isclose
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.messages import shorten
 from hpgo.base.quoting import filled, in_python
+from hpgo.errors import ArgumentError
 from hpgo.export.targets import Place
 from hpgo.hardware.cluster import Cluster
 from hpgo.jobs import deepspeed_texts as texts
@@ -56,7 +58,10 @@ _HOSTS = "DeepSpeed's own launcher: `deepspeed --hostfile hostfile --no_python -
 
 
 def parts(plan: LlmPlan | Plan, target: Target) -> JobParts:
-    """Return the parts of a job folder for DeepSpeed. Raises the errors of the export."""
+    """Return the parts of a job folder for DeepSpeed.
+
+    Raises the errors of the export, and ArgumentError for a transformer that is more than a language model.
+    """
     (main, text), *others = target.write(plan, Place()).items()
     libraries: tuple[str, ...]
     if isinstance(plan, LlmPlan):
@@ -89,9 +94,25 @@ def parts(plan: LlmPlan | Plan, target: Target) -> JobParts:
     )
 
 
+def _beside_language(model: Transformer) -> str:
+    """Return what a model has that `AutoModelForCausalLM` of transformers does not build or needs other inputs for."""
+    if model.tower is not None:
+        return "a tower in front of the decoder"
+    passes = {frozenset(one.causal for one in block.attention) for block in model.blocks if block.attention}
+    # A decoder alone may attend to the result of an encoder, too, but an encoder never attends to earlier tokens only.
+    return "an encoder before the decoder" if frozenset({False}) in passes and len(passes) > 1 else ""
+
+
 def _of_model(plan: LlmPlan) -> tuple[list[JobFile], list[Placeholder]]:
     """Return the files of a transformer's plan beside the exported ones, and its placeholders."""
     config, model = plan.estimate.parallelism, plan.transformer
+    if more := _beside_language(model):
+        raise ArgumentError(
+            f"the job of DeepSpeed trains a language model on text, but `{shorten(model.name)}` has {more}",
+            "write the plan with `-o llm-plan.json`: `hpgo export llm-plan.json --to deepspeed` has the settings for"
+            " a script of your own",
+            code="conflict",
+        )
     piped, recompute = config.pp > 1, config.recompute == "full"
     dtype = "torch.float16" if config.precision == "fp16" else "torch.bfloat16"
     # A pipeline recomputes by the interval in planned.py.

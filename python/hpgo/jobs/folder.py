@@ -187,7 +187,7 @@ def save(
 
 
 def _unchanged(path: Path, names: Sequence[str], plan: LlmPlan | Plan, to: TargetName | None) -> set[str]:
-    """Return those of the files `names` that are as some launcher's folder of the plan that is there has them."""
+    """Return the files among `names` that are as some launcher's folder of the plan that is there has them."""
     try:
         old = type(plan).read(path / _plan_name(plan))
         texts = [files(old, to=to, on=on) for on in LAUNCHERS]

@@ -102,7 +102,7 @@ def adapter_weights(context: LayerContext) -> float:
 
 
 def adapters(context: LayerContext) -> PassTime:
-    """Return the time of the adapters' GEMMs, and of adding their results to those of the frozen weights."""
+    """Return the time of the adapters' GEMMs, and of adding their results to the outputs of the frozen weights."""
     rank = context.config.lora_rank
     if not rank:
         return NOTHING

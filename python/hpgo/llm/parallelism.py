@@ -843,6 +843,11 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
         )
     if config.etp > 1 and not model.experts:
         raise DegreeError(f"etp is {config.etp}, but `{model.name}` has no experts", "use `etp=1`", ("etp",))
+    for field, shown in (("moe_token_dispatcher", config.moe_token_dispatcher), ("overlap_ep_comm", "on")):
+        if getattr(config, field) and not model.experts:
+            raise ArgumentError(
+                f"{field} is {shown}, but `{model.name}` has no experts", f"leave {field} out", code="conflict"
+            )
     if model.experts and model.expert_ffn % config.etp:
         raise DegreeError(
             f"etp is {config.etp}, but it must divide the FFN size of experts {model.expert_ffn} {of_model}",
@@ -1024,7 +1029,7 @@ def check_batch(config: ParallelismConfig, global_batch_size: int) -> None:
             f"micro_batch_group_size is {group}, but of {pluralize(micro_batches, 'micro-batch')} each"
             f" group needs at least pp {config.pp}, the last one too",
             f"use micro_batch_group_size={config.pp}, or another micro-batch",
-            ("micro_batch_size", "vpp", "global_batch_size"),
+            ("micro_batch_group_size", "micro_batch_size", "vpp", "global_batch_size"),
         )
     raise DegreeError(
         f"the number of micro-batches is {micro_batches}, but interleaving needs a multiple of pp {config.pp}",

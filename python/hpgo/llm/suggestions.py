@@ -46,11 +46,12 @@ def with_accepted(
     `max_gpus` GPUs are used. Names in `kept` can't be changed by the user, so the hint leaves them alone.
     """
     now = {**asked, "devices": gpus, "global_batch_size": global_batch_size}
+    group = config.micro_batch_group_size
 
     def accepts(changes: Mapping[str, int]) -> bool:
         degrees = {**now, **changes}
         fields: dict[str, int | bool] = {name: degrees[name] for name in DEGREES}
-        fields |= {name: value for name, value in changes.items() if name not in now}
+        fields |= {name: value for name, value in changes.items() if hasattr(config, name)}
         if degrees["tp"] == 1 or ("tp" in changes and asked["tp"] == 1):
             # The default of `hpgo.estimate_llm`, which the user gets by changing tp alone.
             fields["sequence_parallel"] = degrees["tp"] > 1
@@ -79,6 +80,9 @@ def with_accepted(
         ),
         "global_batch_size": _multiples(global_batch_size, max(1, gpus // each) * asked["micro_batch_size"]),
     }
+    if group is not None:
+        now["micro_batch_group_size"] = group
+        values["micro_batch_group_size"] = range(asked["pp"], min(global_batch_size, _MAX_GPU_COUNTS) + 1)
     values = {name: each for name, each in values.items() if name not in kept}
 
     def fitting(name: str) -> list[int]:

@@ -234,7 +234,7 @@ class Vector(Record):
 
     size: int
     split: bool = False
-    """Whether tensor parallelism divides them, as those of heads; otherwise each GPU holds all."""
+    """Whether tensor parallelism divides them, like matrices of heads; otherwise each GPU holds all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

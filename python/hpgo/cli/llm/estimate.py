@@ -43,6 +43,7 @@ from hpgo.llm.stack import StackFramework
 if TYPE_CHECKING:
     from hpgo.hardware.cluster import Cluster
     from hpgo.llm.device_record import DeviceRecord
+    from hpgo.llm.estimate import LlmEstimate
     from hpgo.llm.platform import Platform
     from hpgo.llm.stack import Stack
 
@@ -339,8 +340,7 @@ def command(options: EstimateOptions) -> None:
         say("warning", f"{SAVES_NOTHING}: leave core_attn and a plain `--recompute selective` out")
     # A configuration that does not fit is no error: its report shows which column of memory to reduce.
     if not found.fits:
-        moved = "" if found.parallelism.optimizer_offload_fraction else ", or use --optimizer-offload-fraction 1"
-        say("warning", f"it does not fit: raise a degree or --zero-stage, recompute with --recompute full{moved}")
+        say("warning", f"it does not fit: {_ways_to_fit(found)}")
         device = cluster.nodes[0].device.name
         reported_bytes = REPORTED_BYTES.get(key_of(device) or "", 0.0)
         if found.fullest.peak_bytes <= reported_bytes:
@@ -349,6 +349,19 @@ def command(options: EstimateOptions) -> None:
                 f"it may still run: `{device}` reports {format_bytes(reported_bytes)}, of which plans leave"
                 f" {format_bytes(reported_bytes - found.capacity_bytes)} unused for the error of estimates",
             )
+
+
+def _ways_to_fit(found: LlmEstimate) -> str:
+    """Return the changes that reduce memory and that a configuration does not have yet."""
+    config = found.parallelism
+    ways = (
+        "raise a degree or --zero-stage" if found.gpus > 1 else "use more GPUs",
+        "" if config.recompute == "full" else "recompute with --recompute full",
+        "" if config.optimizer_offload_fraction or config.lora_rank else "use --optimizer-offload-fraction 1",
+    )
+    *before, last = filter(None, ways)
+    # A comma before the last one, because the first has an "or" of its own.
+    return ", ".join([*before, f"or {last}" if before else last])
 
 
 def _search(options: EstimateOptions, cluster: Cluster, platform: Platform | DeviceRecord | None, stack: Stack) -> str:

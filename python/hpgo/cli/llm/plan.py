@@ -158,12 +158,14 @@ def command(options: PlanOptions) -> None:
                 **problem | {"platform": None, "devices": found.cluster.devices},
             )
             moves = moved_report.moves(before, found, problem["platform"], options.stack)
+    jobs: list[str] = []
     try:
         for output in options.outputs:
             if is_folder_name(output):
                 from hpgo.cli.job_folders import save_job
 
                 save_job(plan, output, on=options.on, command=options.again())
+                jobs.append(output)
             elif Path(output).suffix.lower() not in STILL_ENDINGS:
                 plan.save(output)
         draw(plan.estimate, plan.cluster, options.outputs)
@@ -191,7 +193,6 @@ def command(options: PlanOptions) -> None:
             report = lines(plan.estimate, width(), title=title, notes=notes, stack=stack)
             pictures = [output for output in options.outputs if Path(output).suffix.lower() in STILL_ENDINGS]
             saved = [one for one in options.outputs if one not in pictures and not is_folder_name(one)]
-            jobs = [output for output in options.outputs if is_folder_name(output)]
             file = shell_words(saved[0] if saved else "llm-plan.json")
             # The plan file holds the name of its stack, which is enough unless the stack is a file.
             same = same_constants(None if stack.is_known else options.stack, options.platform)

@@ -270,7 +270,7 @@ def _check_lists(family: Family, top: Section, layers: int) -> None:
     for key, allowed in ((key, allowed) for key, allowed in family.lists.items() if allowed is not None):
         kinds = [str(kind) for kind in top.items(key)] if top.get(key, None) else []
         if strange := set(kinds) - set(allowed):
-            top.fail(f"`{key}` has `{shorten(min(strange))}`, which is unknown", REFUSED_HINT)
+            top.fail(f"`{key}` has `{shorten(min(strange))}`, which is unknown", did_you_mean(min(strange), allowed))
         if kinds and len(kinds) != layers:
             top.fail(f"`{key}` has {len(kinds)} entries, but there are {layers} layers", "give one for each layer")
 
@@ -286,6 +286,9 @@ _ROPE_KEYS = {
 """Rules of RoPE scaling in transformers, with the keys that each needs."""
 _ROPE_OTHER = {
     "llama_4_scaling_beta": "queries that are scaled by their position",
+    # Models of the type `phimoe` have both.
+    "short_mscale": "rotary positions that also scale queries and keys",
+    "long_mscale": "",
     "mrope_interleaved": "",
     "max_position_embeddings": "",
 }
@@ -331,6 +334,8 @@ def _rope(top: Section, row: Mapping[str, Any], keys: Mapping[str, Any], longest
 
 def _rope_scaling(held: Section, longest: int) -> RopeScaling | None:
     kind = held.text("rope_type" if "rope_type" in held else "type", "default")
+    # The first files of Phi-3 have this name, and transformers still reads it.
+    kind = "longrope" if kind == "su" else kind
     # `mrope` only divides the frequencies among time, height and width.
     if kind in {"default", "mrope"}:
         return None

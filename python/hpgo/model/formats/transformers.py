@@ -120,7 +120,7 @@ def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
     if not may_be_file(path) or _is_hub_like(path):
         raise ProfileError(
             f"there is no transformer `{shorten(str(path))}`, and no such file",
-            similar(str(path), transformer_names(), minimum=0.8)
+            _slip_of(str(path), transformer_names())
             or "give its config.json; `hpgo models transformers` lists the known names",
             code="unknown_name",
         )
@@ -148,6 +148,10 @@ def of_document(document: object, *, name: str = "transformer", file: str = "tex
             top.fail(f"`{VERSION_KEY}` is {safe_repr(version)}", f"this hpgo reads version {VERSION}")
         top.source = FIELDS_HINT
         return record(Transformer, top, optional=OPTIONAL, known={} if "name" in top else {"name": name})
+    if "peft_type" in top:
+        base = top.get("base_model_name_or_path", None)
+        named = f", such as `{shorten(base)}`" if isinstance(base, str) and base else ""
+        top.fail("this is the configuration of an adapter", f"give the model that it adapts{named}, with --lora-rank")
     if "model_type" not in top:
         top.fail(
             f"the keys `model_type` (of a Hugging Face configuration) and `{VERSION_KEY}` are both missing",
@@ -297,13 +301,13 @@ def _tower(part: Section, data: Family, more: dict[str, Any]) -> Tower:
 
 
 def _slip_of(kind: str, known: Sequence[str]) -> str:
-    """Return a hint for a misspelled model type, or an empty text for a type that is not known.
+    """Return a hint for a misspelled model type or name, or an empty text for one that is not known.
 
     >>> _slip_of("lama", ["llama"]), _slip_of("llama4", ["llama"])
     ('did you mean `llama`?', '')
     """
     digits = re.findall(r"\d+", kind)
-    # Another number is another architecture: reading `llama4` as `llama` would plan a model without its experts.
+    # Another number is another architecture or size: `llama4` as `llama` would plan a model without its experts.
     return similar(kind, [one for one in known if re.findall(r"\d+", one) == digits], minimum=0.8)
 
 
@@ -384,7 +388,8 @@ def _refuse_keys(top: Section, unknown: list[str], slips: dict[str, str], kind: 
     meant = [f"rename `{shorten(str(key))}` to `{slips[key]}`" for key in unknown if key in slips]
     top.fail(
         f"{_listed(unknown)} of a model of type `{kind}` {verb} unknown, but may change the results",
-        join_words(meant) if meant else REFUSED_HINT,
+        join_words(meant)
+        or f"remove {'it' if len(unknown) == 1 else 'them'} if the model computes the same without, or {REFUSED_HINT}",
     )
 
 
