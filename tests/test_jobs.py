@@ -99,7 +99,7 @@ def filled(place: Path, **more: str) -> dict[str, str]:
         ("experts", {"num-experts": "8", "moe-router-score-function": "softmax", "moe-router-dtype": "fp32",
                      "moe-aux-loss-coeff": "0.02", "moe-router-load-balancing-type": "aux_loss"}),
         ("latent", {"moe-router-score-function": "sigmoid", "moe-router-enable-expert-bias": "",
-                    "moe-router-topk-scaling-factor": "2.5", "rope-type": "yarn", "rotary-scaling-factor": "40"}),
+                    "moe-router-topk-scaling-factor": "2.5", "rope-type": "yarn", "rotary-scaling-factor": "40.0"}),
     ],
 )  # fmt: skip
 def test_the_folder_states_the_whole_model_and_the_plan(kind: str, expected: dict[str, str]) -> None:
