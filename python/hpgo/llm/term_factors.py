@@ -37,6 +37,7 @@ TERMS: dict[str, FittedTerm] = {
         (
             "gemm_efficiency", "attention_efficiency", "unfused_attention_efficiency", "hbm_efficiency",
             "nvlink_efficiency", "nic_efficiency", "gather_nic_efficiency", "all_to_all_nic_efficiency",
+            "cpu_optimizer_bytes_per_s",
         ),
         ("gemm_overhead_s", "layer_launch_s", "collective_launch_s", "expert_launch_s", "collective_overhead_s"),
     ),
