@@ -43,6 +43,15 @@ def reference() -> Path:
     return REFERENCE
 
 
+@pytest.fixture(scope="session")
+def transformers() -> Any:
+    """Hugging Face's transformers, whose models tests compare with."""
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'hpgo[torch]'")
+    package = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+    package.logging.set_verbosity_error()
+    return package
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `hpgo` in a folder of its own, and checks its exit code.

@@ -73,14 +73,6 @@ FITTING: dict[str, dict[str, Any]] = {
 DRAWS = 3
 
 
-@pytest.fixture(scope="module")
-def transformers() -> Any:
-    pytest.importorskip("torch", reason="torch is not installed: pip install 'hpgo[torch]'")
-    package = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
-    package.logging.set_verbosity_error()
-    return package
-
-
 def count(transformers: Any, held: dict[str, Any]) -> int:
     """Count the parameters of the model that `AutoModelForCausalLM` builds on the meta device."""
     import torch

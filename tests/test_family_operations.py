@@ -10,7 +10,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_families import KINDS, drawn, transformers  # noqa: F401 -- a fixture
+from test_families import KINDS, drawn
 
 import hpgo
 from hpgo.model.formats.transformers import of_document
@@ -83,7 +83,7 @@ def counted(package: Any, held: dict[str, Any]) -> int:
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS]
 )
-def test_a_forward_pass_takes_the_operations_that_pytorch_counts(transformers, kind) -> None:  # noqa: F811
+def test_a_forward_pass_takes_the_operations_that_pytorch_counts(transformers, kind) -> None:
     if kind in OTHER_COUNTS:
         pytest.skip(OTHER_COUNTS[kind])
     chance = random.Random(kind)

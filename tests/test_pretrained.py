@@ -38,11 +38,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 BLOCKS = {"gpt2": 2, "llama": 2, "bert": 2, "vit": 2, "qwen2": 2, "resnet": 8}
 
 
-@pytest.fixture
-def transformers() -> Any:
-    return pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
-
-
 def config(kind: str, folder: Path) -> str:
     (folder / "config.json").write_text(json.dumps({"model_type": kind, **CONFIGS[kind]}))
     return str(folder / "config.json")

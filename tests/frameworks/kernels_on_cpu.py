@@ -41,7 +41,7 @@ def _module(name: str, **held: Any) -> None:
 
 
 def _no_kernel(*_: Any, **__: Any) -> Any:
-    raise NotImplementedError
+    raise NotImplementedError("this kernel needs a GPU")
 
 
 def _l2norm(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
