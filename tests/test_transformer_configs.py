@@ -31,14 +31,6 @@ KINDS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def transformers() -> Any:
-    pytest.importorskip("torch", reason="torch is not installed: pip install 'hpgo[torch]'")
-    package = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
-    package.logging.set_verbosity_error()
-    return package
-
-
 def built(transformers: Any, held: dict[str, Any], device: str = "meta") -> Any:
     """Build the model of a configuration as `AutoModelForCausalLM` does."""
     import torch
@@ -664,3 +656,17 @@ def test_positions_that_are_scaled_reach_the_longest_sequence() -> None:
             assert scaling.original_max_position_embeddings is not None
             if scaling.rope_type == "yarn":
                 assert shape.longest == scaling.factor * scaling.original_max_position_embeddings, shape.name
+
+
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "MX*"},
+            "`hybrid_override_pattern` has `X`, which is none of M, *, - or E",
+        ),
+        ({"model_type": "qwen3_next", "layer_types": []}, "`layer_types` has too few entries"),
+    ],
+)
+def test_values_that_a_formula_can_not_use_are_named_without_the_formula(held, says) -> None:
+    assert refusal_of(held).message == f"text: {says}"

@@ -21,6 +21,20 @@ Split = Literal["column", "row", "whole"]
 ScanRule = Literal["ssd", "gated_delta", "mamba1", "linear_attention"]
 
 
+def _check_sizes(operator: object, *names: str) -> None:
+    for name in names:
+        if getattr(operator, name) == 0:
+            raise ArgumentError(f"{name} of {type(operator).__name__} is 0", "give a whole number from 1")
+
+
+def _check_shared(heads: int, groups: int, what: str, field: str) -> None:
+    if heads % groups:
+        raise ArgumentError(
+            f"{what} has {pluralize(heads, 'head')}, which can't be divided evenly among {field} {groups}",
+            f"set `{field}` to {max(d for d in divisors(heads) if d <= groups)}",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Latent:
     """Multi-head latent attention: keys and values come from one narrow vector per token.
@@ -76,6 +90,11 @@ class Attention(Record):
     latent: Latent | None = None
     projected: bool = True
     """Whether the operator has the matrices of queries, keys, values and output; otherwise `linears` state them."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_sizes(self, "heads", "kv_heads", "head_dim")
+        _check_shared(self.heads, self.kv_heads, "attention", "kv_heads")
 
     @property
     def value_dim(self) -> int:
@@ -172,6 +191,11 @@ class Scan(Record):
     chunk: int = 64
     """Tokens of a chunk."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_sizes(self, "heads", "key_dim", "value_dim", "groups", "chunk")
+        _check_shared(self.heads, self.groups, "a scan", "groups")
+
     @property
     def values(self) -> int:
         """Width of all values."""
@@ -221,6 +245,10 @@ class Conv(Record):
     channels: int
     width: int
     bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_sizes(self, "channels", "width")
 
     @property
     def parameters(self) -> int:

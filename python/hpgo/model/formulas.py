@@ -13,6 +13,7 @@ from functools import cache
 from math import ceil, sqrt
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.messages import join_words, safe_repr
 from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:
@@ -65,6 +66,27 @@ _UNARY: Mapping[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: 
 _FAILURES = (TypeError, ValueError, ZeroDivisionError, IndexError, KeyError, OverflowError)
 
 
+class _PartError(Exception):
+    """The innermost part of a formula that has no value, with the error that it raised."""
+
+    def __init__(self, part: ast.AST, failure: Exception) -> None:
+        super().__init__(part, failure)
+        self.part, self.failure = part, failure
+
+
+class FormulaError(ArgumentError):
+    """A formula has no value, because of values that a file states."""
+
+    def __init__(self, message: str, names: tuple[str, ...] = (), **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.names = names
+        """Names in the part that has no value; all names of the formula if that part has none."""
+
+    # Exceptions are pickled by their positional arguments alone, which would lose `names` between processes.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.names)
+
+
 class Formula:
     """A parsed formula. Raises ArgumentError for text that is no formula.
 
@@ -88,14 +110,26 @@ class Formula:
         """Names whose values the formula needs, in the order of the text."""
 
     def value(self, lookup: Callable[[str], Any]) -> Any:
-        """Return the value, with the values of names from `lookup`. Raises ArgumentError if there is none."""
+        """Return the value, with the values of names from `lookup`. Raises FormulaError if there is none.
+
+        >>> Formula("[{'M': 'mamba'}[letter] for letter in pattern]").value({"pattern": "MX"}.__getitem__)
+        Traceback (most recent call last):
+        hpgo.model.formulas.FormulaError: `pattern` has `X`, which is none of M
+        """
+        # A file can hold any value, so a formula that fails is the fault of the file, not of the program.
         try:
             return _evaluate(self._tree, lookup, {})
-        except HpgoError:  # of a key that the formula needs
-            raise
-        # A file can hold any value, so a formula that fails is the fault of the file, not of the program.
-        except _FAILURES as failure:
-            raise ArgumentError(f"`{self.text}` has no value: {failure}") from None
+        except _PartError as error:
+            part, failure = error.part, error.failure
+        found = [node.id for node in ast.walk(part) if isinstance(node, ast.Name) and node.id in self.names]
+        names = tuple(dict.fromkeys(found)) or self.names
+        words = join_words([f"`{name}`" for name in names])
+        if isinstance(failure, KeyError) and isinstance(part, ast.Subscript) and isinstance(part.value, ast.Dict):
+            known = join_words([key.value for key in part.value.keys if isinstance(key, ast.Constant)], "or")
+            raise FormulaError(f"{words} has {safe_repr(failure.args[0])}, which is none of {known}", names)
+        if isinstance(failure, IndexError):
+            raise FormulaError(f"{words} has too few entries", names)
+        raise FormulaError(f"{words} can't be used: {failure}", names)
 
     def _refuse(self, what: str) -> ArgumentError:
         return ArgumentError(f"the formula `{self.text}` {what}", f"use one of {', '.join(FUNCTIONS)}")
@@ -149,6 +183,15 @@ def formula(text: str) -> Formula:
 
 
 def _evaluate(node: ast.AST, lookup: Callable[[str], Any], bound: dict[str, Any]) -> Any:
+    try:
+        return _value(node, lookup, bound)
+    except HpgoError:  # of a key that the formula needs
+        raise
+    except _FAILURES as failure:
+        raise _PartError(node, failure) from None
+
+
+def _value(node: ast.AST, lookup: Callable[[str], Any], bound: dict[str, Any]) -> Any:
     def inner(part: ast.AST) -> Any:
         return _evaluate(part, lookup, bound)
 

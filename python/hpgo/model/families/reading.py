@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.checks import check_int
 from hpgo.base.documents import Section, record
 from hpgo.base.messages import did_you_mean, join_words, safe_repr, shorten
-from hpgo.errors import ArgumentError, ProfileError
+from hpgo.errors import ProfileError
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.blocks import Attention, Block, Conv, Experts, Latent, Linear, Mlp, Scan, Vector
-from hpgo.model.formulas import formula
+from hpgo.model.formulas import FormulaError, formula
 from hpgo.model.transformer import MAX_LAYERS, Tower, Transformer
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ class _Values:
         parsed = formula(text)
         try:
             return parsed.value(self)
-        except ArgumentError as error:
-            if absent := [f"`{name}`" for name in parsed.names if self(name) is None]:
+        except FormulaError as error:
+            if absent := [f"`{name}`" for name in error.names if self(name) is None]:
                 self._top.fail(f"{join_words(absent)} {'is' if len(absent) == 1 else 'are'} missing", MISSING_KEY_HINT)
             self._top.reraise(error)
 
