@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pages import fill
 
 from hpgo.errors import HpgoError
+from hpgo.jobs.deepspeed import check_language_model
 from hpgo.llm.frameworks import framework_support
 from hpgo.model.families import family_names
 from hpgo.model.formats.transformers import of_document
@@ -94,7 +95,17 @@ def frameworks() -> Iterable[str]:
         for name in ("megatron", "torchtitan", "deepspeed"):
             lack = framework_support(name)[1].lacking(model)
             cells.append("runs" if lack is None else re.sub(REASON, r"\1", lack.why))
+        if cells[-1] == "runs" and not _is_language_model(model):
+            cells[-1] = "with a script of yours"
         yield f"| `{kind}` | {' | '.join(cells)} |"
+
+
+def _is_language_model(model: Transformer) -> bool:
+    try:
+        check_language_model(model)
+    except HpgoError:
+        return False
+    return True
 
 
 def configs(folder: Path) -> Iterable[str]:

@@ -20,10 +20,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 from refusals import refused
 
 import hpgo
 from hpgo import export, jobs
+from hpgo.cli.main import group
 from hpgo.export.targets import find
 from hpgo.jobs.deepspeed import hugging_face
 from hpgo.jobs.folder import check_folder
@@ -468,3 +470,21 @@ def test_a_folder_is_written_again_for_the_same_framework_only(target: str, tmp_
     with refused(hpgo.errors.ArgumentError, "conflict", "not for Megatron-LM"):
         check_folder(tmp_path / "job", find("megatron"))
     assert {path: path.read_bytes() for path in (tmp_path / "job").rglob("*.*")} == before
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "says"),
+    [("t5.json", (), "an encoder before the decoder"), ("llama-3-8b", ("--fix", "lora-rank=8"), "lora_rank is 8")],
+)
+def test_a_folder_that_can_not_be_written_is_refused_before_the_search(
+    model: str, more: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t5.json").write_text('{"model_type": "t5"}', encoding="utf-8")
+    monkeypatch.setattr("hpgo.llm.search.plan_llm", lambda *_, **__: pytest.fail("it searched"))
+    job = ("-c", "h100:1", "-b", "8", "--seq-length", "512", "--framework", "deepspeed", "-o", "job/")
+    done = CliRunner().invoke(group, ["llm", "plan", model, *job, *more])
+    assert isinstance(done.exception, hpgo.errors.ArgumentError)
+    assert says in done.exception.message
+    assert "--to deepspeed" in done.exception.hint
+    assert not (tmp_path / "job").exists()

@@ -14,15 +14,15 @@ from hpgo.errors import ArgumentError, HpgoError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hpgo.export.targets import TargetName
+    from hpgo.export.targets import Target, TargetName
     from hpgo.jobs.parts import PlanKind
     from hpgo.jobs.scripts import LauncherName
     from hpgo.llm.plan import LlmPlan
     from hpgo.planning.plans import Plan
 
 
-def check_job_folder(folder: str, framework: TargetName, kind: PlanKind) -> None:
-    """Raise ArgumentError before a search runs, if no job folder for its plan can be written.
+def check_job_folder(folder: str, framework: TargetName, kind: PlanKind) -> Target:
+    """Return the framework of a job folder. Raise ArgumentError before a search runs, if no folder can be written.
 
     `framework` runs the plan, and `kind` is what the plan is about.
     """
@@ -33,6 +33,19 @@ def check_job_folder(folder: str, framework: TargetName, kind: PlanKind) -> None
     target = find(framework)
     check_supported(target, kind)
     check_folder(folder, target, PLAN_NAMES[kind])
+    return target
+
+
+def check_llm_job_folder(folder: str, framework: TargetName, model: str, fixed: Mapping[str, object]) -> None:
+    """Raise ArgumentError before a search runs, if no job folder can train a model with `fixed` settings."""
+    from hpgo.jobs.deepspeed import check_language_model
+    from hpgo.jobs.folder import check_settings
+    from hpgo.model.formats.transformers import transformer_of
+
+    target = check_job_folder(folder, framework, "transformers")
+    check_settings({name.replace("-", "_"): value for name, value in fixed.items()}, target)
+    if target.name == "deepspeed":
+        check_language_model(transformer_of(model))
 
 
 def save_job(

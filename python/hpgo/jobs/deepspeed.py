@@ -94,8 +94,18 @@ def parts(plan: LlmPlan | Plan, target: Target) -> JobParts:
     )
 
 
+def check_language_model(model: Transformer) -> None:
+    """Raise ArgumentError for a model that `AutoModelForCausalLM` does not build, or that needs more than text."""
+    if more := _beside_language(model):
+        raise ArgumentError(
+            f"the job of DeepSpeed trains a language model on text, but `{shorten(model.name)}` has {more}",
+            "write the plan with `-o llm-plan.json`: `hpgo export llm-plan.json --to deepspeed` has the settings for"
+            " a script of your own",
+            code="conflict",
+        )
+
+
 def _beside_language(model: Transformer) -> str:
-    """Return what a model has that `AutoModelForCausalLM` of transformers does not build or needs other inputs for."""
     if model.tower is not None:
         return "a tower in front of the decoder"
     passes = {frozenset(one.causal for one in block.attention) for block in model.blocks if block.attention}
@@ -106,13 +116,7 @@ def _beside_language(model: Transformer) -> str:
 def _of_model(plan: LlmPlan) -> tuple[list[JobFile], list[Placeholder]]:
     """Return the files of a transformer's plan beside the exported ones, and its placeholders."""
     config, model = plan.estimate.parallelism, plan.transformer
-    if more := _beside_language(model):
-        raise ArgumentError(
-            f"the job of DeepSpeed trains a language model on text, but `{shorten(model.name)}` has {more}",
-            "write the plan with `-o llm-plan.json`: `hpgo export llm-plan.json --to deepspeed` has the settings for"
-            " a script of your own",
-            code="conflict",
-        )
+    check_language_model(model)
     piped, recompute = config.pp > 1, config.recompute == "full"
     dtype = "torch.float16" if config.precision == "fp16" else "torch.bfloat16"
     # A pipeline recomputes by the interval in planned.py.

@@ -8,6 +8,7 @@ jobs.save(plan, "job/", on="slurm")  # writes them
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
 from hpgo.base.checks import check_is
@@ -23,12 +24,13 @@ from hpgo.jobs.parts import SMOKE_STEPS, Variable, parts_of
 from hpgo.jobs.reduced import reduced, why_not_reduced
 from hpgo.jobs.scripts import LAUNCHERS, MEMORY_LINE, TITLES, job_of, launcher
 from hpgo.llm.measured_steps import JOB_LOG, JOB_PLAN
+from hpgo.llm.parallelism import ParallelismConfig
 from hpgo.llm.plan import LlmPlan
 from hpgo.planning.plans import Plan
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from hpgo.export.targets import Target, TargetName
@@ -68,7 +70,7 @@ def files(
     if isinstance(plan, Plan):
         _check_places(plan, target)
     else:
-        _check_scripts(plan, target)
+        check_settings(asdict(plan.estimate.parallelism), target)
     small_plan = reduced(plan) if isinstance(plan, LlmPlan) else None
     small_parts = None if small_plan is None else parts_of(small_plan, target)
     small = None if small_plan is None else job_of(small_plan, parts.title)
@@ -93,19 +95,21 @@ def files(
     }
 
 
-def _check_scripts(plan: LlmPlan, target: Target) -> None:
-    """Raise ArgumentError if the script or the data of a job folder do not have a setting of the plan."""
-    config = plan.estimate.parallelism
+def check_settings(settings: Mapping[str, object], target: Target) -> None:
+    """Raise ArgumentError if the script or the data of a job folder do not have one of a plan's settings.
+
+    A setting that is left out has its default.
+    """
     scripted = target.name == "deepspeed"
-    for name, has in (
-        ("lora_rank", scripted and config.lora_rank > 0),
-        ("optimizer", scripted and config.optimizer != "adam"),
-        ("packed_length", (scripted or target.name == "megatron") and config.packed_length is not None),
-    ):
-        if has:
+    lacks: dict[str, bool] = {"lora_rank": scripted, "optimizer": scripted}
+    lacks["packed_length"] = scripted or target.name == "megatron"
+    for name, is_lacking in lacks.items():
+        default = ParallelismConfig.__dataclass_fields__[name].default
+        # The command line gives words, and an estimate has values.
+        if is_lacking and str(value := settings.get(name, default)) != str(default):
             runs = "train all weights with AdamW on whole sequences" if scripted else "train on whole sequences"
             raise ArgumentError(
-                f"{name} is {getattr(config, name)}, but job folders for {target.title} {runs}",
+                f"{name} is {value}, but job folders for {target.title} {runs}",
                 f"export the plan for a script of yours: `hpgo export {JOB_PLAN} --to {target.name}`",
                 code="unsupported",
             )

@@ -140,9 +140,9 @@ def command(options: PlanOptions) -> None:
         "platform": read_platform(options.platform),
     }
     for output in filter(is_folder_name, options.outputs):
-        from hpgo.cli.job_folders import check_job_folder
+        from hpgo.cli.job_folders import check_llm_job_folder
 
-        check_job_folder(output, problem["framework"], "transformers")
+        check_llm_job_folder(output, problem["framework"], options.model, problem["fix"])
     other = "" if options.stack else other_stack(cluster, problem["framework"], problem["platform"])
     with as_options():
         found = plan_llm(options.model, cluster, top=options.top, **problem)
