@@ -249,6 +249,9 @@ def test_optimizers_are_exported_or_refused(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match="supports optimizer adam"):
             export.files(plan_of(tmp_path, **asked), target)
+    # Megatron-FSDP asserts that the optimizer is one of these.
+    with pytest.raises(ArgumentError, match="stage 3 with optimizer adam or sgd, not muon"):
+        estimate(framework="megatron", optimizer="muon", zero_stage=3)
 
 
 def test_llama_2_70b_with_paged_adam_on_eight_gpus_takes_what_torchtune_reports() -> None:

@@ -361,7 +361,7 @@ class ConfigGrid:
             known = rules.hybrid_stages if "dp_replicate" in self.space.fixed else (MAX_ZERO,)
             found = tuple(stage for stage in found if whole and stage in known)
         # Of the settings, only the formats of the optimizer state and its place depend on the ZeRO stage.
-        if config.has_narrow_state or config.optimizer_offload_fraction:
+        if config.has_narrow_state or config.optimizer_offload_fraction or config.optimizer != "adam":
             found = tuple(
                 stage for stage in found if not rules.broken_degrees(changed(config, zero_stage=stage), model=model)
             )

@@ -323,6 +323,8 @@ class FrameworkSupport(Record):
              f"does not store frozen weights in {config.base_weights_dtype} here"),
             (config.optimizer not in self.optimizers,
              f"supports optimizer {join_words(self.optimizers, 'or')} here, not {config.optimizer}"),
+            (config.optimizer == "muon" and config.zero_stage in self.fsdp_stages,
+             f"runs ZeRO stage {config.zero_stage} with optimizer adam or sgd, not muon"),
             (config.optimizer_offload_fraction > 0 and not self._offloads(config), self._known_offload(config)),
             (config.packed_length is not None and self.packed == "none",
              f"does not keep packed documents apart here, but packed_length is {config.packed_length}"),
