@@ -281,7 +281,8 @@ def same_core(case: WayCase) -> bool:
     assert (told["global_batch_size"], told["micro_batch_size"]) == (case.global_batch_size, case.micro_batch_size)
     assert (told["seq_length"], told["vocab_size"]) == (case.seq_length, case.model.vocab)
     assert ("untie_embeddings_and_output_weights" in told) != case.model.tied
-    assert ("use_distributed_optimizer" in told) == (case.shared_stage == 1)
+    assert ("use_distributed_optimizer" in told) == (case.shared_stage > 0)
+    assert ("use_megatron_fsdp" in told) == (case.shared_stage == 3)
     return True
 
 

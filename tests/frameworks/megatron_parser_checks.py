@@ -95,7 +95,8 @@ def parsed_way(case: WayCase) -> bool:
     assert (arguments.micro_batch_size, micro_batches) == (case.micro_batch_size, case.micro_batches)
     assert (arguments.seq_length, arguments.vocab_size) == (case.seq_length, case.model.vocab)
     assert arguments.untie_embeddings_and_output_weights != case.model.tied
-    assert bool(arguments.use_distributed_optimizer) == (case.shared_stage == 1)
+    assert bool(arguments.use_distributed_optimizer) == (case.shared_stage > 0)
+    assert bool(arguments.use_megatron_fsdp) == (case.shared_stage == 3)
     assert arguments.accumulate_allreduce_grads_in_fp32 == (case.precision != "fp16")
     return True
 

@@ -150,7 +150,7 @@ def refused_by(framework: str, case: WayCase) -> list[str]:
     framework, _, version = framework.partition("@")
     piped, replicas = case.pp > 1, case.dp * case.cp
     known = {
-        "megatron": {0, 1},
+        "megatron": {0, 1} if piped else {0, 1, 3},  # 3 is Megatron-FSDP
         "torchtitan": {2} if piped or case.micro_batches == 1 else set(),
         "deepspeed": {0, 1} if piped else {0, 1, 2, 3},
     }[framework] | ({3} if framework == "torchtitan" and not piped else set())
