@@ -294,6 +294,7 @@ MODELS = (
             "attention_bias": True, "attention_dropout": 0.0, "use_qk_norm": True, "tie_word_embeddings": False,
             "n_routed_experts": 12, "n_shared_experts": 1, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1,
             "first_k_dense_replace": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+            "num_nextn_predict_layers": 0,
         },
         megatron={"devices": 2, "ep": 2, "zero_stage": 1, "global_batch_size": 4},
         deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
