@@ -156,7 +156,8 @@ def refused_by(framework: str, case: WayCase) -> list[str]:
     }[framework] | ({3} if framework == "torchtitan" and not piped else set())
     if framework == "deepspeed" and case.precision == "bf16":
         known -= {0}  # gradients add up in 32 bits with ZeRO alone
-    if case.shared_stage not in (known if case.has_replicas else {0}):
+    unshared = {0, 3} if framework == "megatron" and not piped else {0}  # Megatron-FSDP runs with a single shard
+    if case.shared_stage not in (known if case.has_replicas else unshared):
         reasons.append("what replicas share")
     if framework != "megatron" and (case.recompute == "selective" or case.recomputed_layers):
         reasons.append("recomputation")
