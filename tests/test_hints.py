@@ -329,14 +329,15 @@ def test_what_does_not_fit_leads_to_changes_that_can_be_made(options: str, ways:
     assert f"warning: it does not fit: {ways}\n" in done.output
 
 
-def test_a_job_that_was_not_written_is_not_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_no_folder_can_train_is_refused_before_anything_is_suggested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("config.json").write_text('{"model_type": "t5"}')
     asked = "llm plan config.json -c h100:1 -b 64 --seq-length 128 --framework deepspeed -o job/"
     done = CliRunner().invoke(group, asked.split())
     assert isinstance(done.exception, hpgo.errors.ArgumentError)
-    assert "Recommended configuration" in done.output
-    assert "smoke.sh" not in done.output
+    assert not done.output
 
 
 @pytest.mark.parametrize(
