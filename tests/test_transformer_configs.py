@@ -666,6 +666,10 @@ def test_positions_that_are_scaled_reach_the_longest_sequence() -> None:
             "`hybrid_override_pattern` has `X`, which is none of M, *, - or E",
         ),
         ({"model_type": "qwen3_next", "layer_types": []}, "`layer_types` has too few entries"),
+        # An empty list is no default.
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": ""}, "the number of layers is 0"),
+        ({"model_type": "nemotron_h", "layers_block_type": []}, "the number of layers is 0"),
+        ({"model_type": "gpt_neo", "attention_types": []}, "`attention_types` describes 0 layers, but there are 24"),
     ],
 )
 def test_values_that_a_formula_can_not_use_are_named_without_the_formula(held, says) -> None:

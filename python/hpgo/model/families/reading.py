@@ -121,7 +121,7 @@ def fields_of(family: Family, top: Section, row: Mapping[str, Any]) -> dict[str,
     shape = {name: text for name, text in family.shape.items() if text is not None}
     # The number of layers limits the length of all lists, so it is checked before other formulas are evaluated.
     layers = values.field("layers", shape["layers"])
-    top.build(check_int, values.key_of(shape["layers"]), layers, maximum=MAX_LAYERS)
+    top.build(check_int, values.key_of(shape["layers"]) or "the number of layers", layers, maximum=MAX_LAYERS)
     _check_values(family, top, values)
     _check_lists(family, top, layers)
     fields = {name: values.field(name, text) for name, text in shape.items()}
