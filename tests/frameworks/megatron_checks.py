@@ -290,8 +290,10 @@ def compare_way(case: WayCase, config: TransformerConfig) -> None:
     """The model's shape, degrees, stages, recomputation and precision."""
     model = case.model
     assert (config.num_layers, config.hidden_size, config.ffn_hidden_size) == (model.layers, model.hidden, model.ffn)
-    assert (config.num_moe_experts or 0, config.mtp_num_layers or 0) == (model.experts, model.further_tokens)
-    if model.experts:
+    # A model whose layers are all dense is told no experts.
+    experts = model.experts if any(model.holds_experts(at) for at in range(model.layers)) else 0
+    assert (config.num_moe_experts or 0, config.mtp_num_layers or 0) == (experts, model.further_tokens)
+    if experts:
         assert (config.moe_ffn_hidden_size, config.moe_router_topk) == (model.expert_ffn, model.experts_per_token)
         assert (config.moe_shared_expert_intermediate_size or 0) == model.shared_ffn
         assert (config.moe_router_num_groups or 1, config.moe_router_group_topk or 1) == (
