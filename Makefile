@@ -105,7 +105,7 @@ accuracy: build
 	$(BIN)/python research/accuracy.py
 
 # The frameworks' own code reads, builds and runs what `hpgo export` writes, and the pages get the tables: a quarter of an
-# hour of CPU time. Makes .frameworks, an environment each, which also keeps results until something changes. $MEGATRON_LM
+# hour on two cores. Makes .frameworks, an environment each, which also keeps results until something changes. $MEGATRON_LM
 # names a clone of Megatron-LM, for the parsers and the training scripts of its last three releases.
 frameworks: build torch
 	$(BIN)/python tests/frameworks/run.py --write research/framework-tables.md docs/export.md

@@ -82,6 +82,8 @@ def parsed_way(case: WayCase) -> bool:
     if files is None:
         return False
     os.environ.update(RANK="0", WORLD_SIZE=str(case.gpus), CUDA_DEVICE_MAX_CONNECTIONS="1")
+    if case.shared_stage == 3:
+        del os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]  # The arguments say that Megatron-FSDP refuses it.
     sys.argv = ["pretrain_gpt.py", *SMOKE, *shlex.split(files["arguments.txt"], comments=True)]
     # Experts in 8 bits ask which Transformer Engine there is, and there is none.
     with (
