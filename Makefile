@@ -9,7 +9,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # Also of the wheel, which is built from the sdist in another folder: cargo then compiles what differs, and what is new.
 export CARGO_TARGET_DIR := $(CURDIR)/target
 
-.PHONY: build torch clippy lint test crate package test-slow wheel bench docs site reproduce accuracy frameworks fuzz laws soak interrupts faults elastic chaos \
+.PHONY: build torch clippy lint test crate package test-slow wheel bench docs site reproduce peers accuracy frameworks fuzz laws soak interrupts faults elastic chaos \
 	emulation variants emulated truth mutants sweeps ci nightly clean
 
 # PyTorch is downloaded beside two of the other jobs, and the tests come last: it ends by saying what was skipped and why.
@@ -98,6 +98,11 @@ site: build
 
 reproduce: build
 	$(BIN)/python research/reproduction.py --write PLANNER_REPRODUCTION.md --figures docs/reproduction
+
+# Plans of other planners' own code beside ours, five minutes. $PEERS names a folder with clones of their repositories.
+peers: build
+	$(BIN)/pip install --quiet --disable-pip-version-check numba
+	$(BIN)/python research/peers $(PEERS) --write PLANNER_REPRODUCTION.md
 
 # Estimates of transformers beside published steps: fits the constants again, a minute, and writes docs/accuracy.md and
 # research/accuracy-tables.md.
