@@ -247,7 +247,7 @@ def test_programs_with_several_stages_a_rank_are_virtual_stages() -> None:
     program = hpgo.program(built, stages, pipeline_micro_batch_size=4, global_batch_size=16)
     for target in FAMILY:
         told = settings_of(program, target)
-        assert told["pipeline_model_parallel_layout"] == "Et*1|t*2|t*2|t*1L"
+        assert told["pipeline_model_parallel_layout"] == "Et|t*2|t*2|tL"
         assert told["pipeline_model_parallel_size"] == "2"
     assert settings_of(program, "verl@0.9")["virtual_pipeline_model_parallel_size"] == "2"
     job = tomllib.loads(export.torchtitan(program, "0.2"))["parallelism"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from hpgo.cli.main import group
 from hpgo.llm.canonical import canonical
 from hpgo.llm.config_groups import mesh_of
 from hpgo.llm.fewer_gpus import part_of
+from hpgo.llm.pipeline_layout import layout_text
 from hpgo.llm.simplicity import preference
 
 if TYPE_CHECKING:
@@ -44,6 +46,23 @@ def ends_of(layers: int, pp: int, vpp: int) -> Iterator[tuple[int | None, int | 
     for first, each, last in product(range(vpp, layers + 1, vpp), repeat=3) if pp > 2 else ():
         if first + each * (pp - 2) + last == layers and max(first, last) <= each and min(first, last) < each:
             yield None if first == each else first, None if last == each else last
+
+
+def layouts_of(model, pp: int, vpp: int) -> Iterator[str]:
+    """Layouts to ask for if the model predicts further tokens, as docs/llm.md says.
+
+    They are on the last stage or the one before, behind which no layer is. The first stage has at most two layers fewer
+    than the even share or one more, that stage at most six fewer, and those between differ by one, the later ones more.
+    """
+    if not model.further_tokens or pp == 1 or not 2 < pp * vpp <= model.layers + 2:
+        return
+    for at in (pp * vpp - 1, pp * vpp - 2) if pp > 2 else (pp * vpp - 1,):
+        even = -(-model.layers // (at + 1))
+        for counts in product(range(even + 2), repeat=at + 1):
+            first, middle, last = counts[0], counts[1:at], counts[at]
+            rising = list(middle) == sorted(middle) and (not middle or middle[-1] - middle[0] < 2)
+            if sum(counts) == model.layers and first >= even - 2 and even - 6 <= last <= even and rising:
+                yield layout_text((*counts, *(0,) * (pp * vpp - 1 - at)), model.further_tokens, at)
 
 
 def every_way(
@@ -79,13 +98,18 @@ def every_way(
         degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "vpp": vpp, "micro_batch_size": size, "zero_stage": zero}
         # The stack is the one that `hpgo.plan_llm` takes for Megatron-LM on an H100.
         given = {"global_batch_size": batch, "seq_length": seq, "stack": "te-hopper", **degrees, **fix}
-        for (first, last), setting in product(ends_of(model.layers, pp, vpp), graphed):
-            ask = partial(hpgo.estimate_llm, model, cluster, **given, **setting)
+        splits: list[dict[str, object]] = [
+            {"first_rank_layers": first, "last_rank_layers": last} for first, last in ends_of(model.layers, pp, vpp)
+        ]
+        splits += [{"pipeline_layout": layout} for layout in layouts_of(model, pp, vpp)]
+        for split, setting in product(splits, graphed):
+            ask = partial(hpgo.estimate_llm, model, cluster, **given, **setting, **split)
             try:
-                one = ask(first_rank_layers=first, last_rank_layers=last)
+                one = ask()
             except hpgo.errors.ArgumentError:
                 continue
             cut = tuple(tuple(stop - start for start, stop in stage.layers) for stage in one.stages)
+            cut = (*cut, one.parallelism.further_stage)
             impl = setting.get("cuda_graph_impl", "none")
             asked = (*degrees.values(), impl)
             if (asked, cut, "none", None) in found:
@@ -93,9 +117,9 @@ def every_way(
             found[asked, cut, "none", None] = one
             if impl in {"local", "transformer_engine"}:
                 continue  # graphs of layers exclude full recomputation
-            recomputed = partial(ask, first_rank_layers=first, last_rank_layers=last, recompute="full")
+            recomputed = partial(ask, recompute="full")
             found[asked, cut, "full", None] = recomputed()
-            for count in range(1, max(map(max, cut))):
+            for count in range(1, max(map(max, cut[:-1]))):
                 found[asked, cut, "full", count] = recomputed(recompute_num_layers=count)
     return found
 
@@ -251,6 +275,29 @@ def test_cuda_graphs_are_chosen_where_launches_take_longest_and_the_list_says_wh
     report = " ".join(CliRunner().invoke(group, words).stdout.split())
     assert "CUDA graphs save" in report
     assert "of the step time of number 1" in report
+
+
+@pytest.mark.parametrize(("layers", "pp", "vpp", "vocab"), [(7, 4, 1, 128_000), (6, 3, 2, 64_000)])
+def test_no_layout_is_much_faster_than_those_that_are_tried(layers: int, pp: int, vpp: int, vocab: int) -> None:
+    """All layouts of the layers and of multi-token prediction, of which the search tries a few."""
+    model = hpgo.Transformer(
+        layers=layers, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, vocab=vocab, experts=8,
+        experts_per_token=2, expert_ffn=2048, dense_layers=(0,), further_tokens=1,
+    )  # fmt: skip
+    cluster = hpgo.Cluster.preset("h100").first(pp)
+    sizes = {"global_batch_size": 12, "seq_length": 4096}
+    fix = {"tp": 1, "cp": 1, "ep": 1, "pp": pp, "vpp": vpp, "micro_batch_size": 1, "recompute": "none"}
+    found = hpgo.plan_llm(model, cluster, devices=pp, fix=fix, exclude=["cuda_graph_impl"], **sizes)
+    steps_s = []
+    for counts in product(range(layers + 1), repeat=pp * vpp):
+        places = [at for at in range(pp * vpp) if sum(counts) == layers and not any(counts[at + 1 :])]
+        for layout in (layout_text(counts, 1, at) for at in places):
+            with contextlib.suppress(hpgo.errors.ArgumentError):
+                given = {"pp": pp, "vpp": vpp, "micro_batch_size": 1, "zero_stage": 0, "stack": "te-hopper"}
+                steps_s.append(hpgo.estimate_llm(model, cluster, pipeline_layout=layout, **sizes, **given).step_s)
+    assert min(steps_s) <= found.fastest.step_s <= 1.003 * min(steps_s)
+    even = hpgo.estimate_llm(model, cluster, **sizes, **given)
+    assert found.fastest.step_s < 0.95 * even.step_s
 
 
 def test_hybrid_sharding_is_tried_where_each_pass_gathers_weights() -> None:

@@ -233,7 +233,7 @@ class BestFirst:
                     break
                 split = group.splits.found[one.split]
                 # Nothing else of a candidate matters to its rank, and configurations are expensive to make.
-                alike = split.vpp, split[1:3] == (None, None), one.zero, one.recomputed != NONE
+                alike = split.vpp, (*split[1:3], split.layout) == (None, None, None), one.zero, one.recomputed != NONE
                 if alike not in ranks:
                     ranks[alike] = rank(group.config_of(one))
                 found.setdefault(ranks[alike], []).append(one)

@@ -102,8 +102,9 @@ class SharedCosts:
             model, rules = grid.context.model, grid.space.rules
             # Frameworks place the layers of models with experts stage by stage.
             self._splits[key] = LayerSplits.from_kinds(
-                kinds_of(model), pp, key[2], schedule, uneven=rules.uneven_ends, laid_out=bool(model.experts)
-            )
+                kinds_of(model), pp, key[2], schedule, uneven=rules.uneven_ends, laid_out=bool(model.experts),
+                layouts=rules.empty_stages,
+            )  # fmt: skip
         return self._splits[key]
 
     def shapes(self, grid: ConfigGrid) -> dict[tuple[int, int], ParallelismConfig]:

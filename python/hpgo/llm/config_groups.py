@@ -139,6 +139,7 @@ class ConfigGroup:
             self._config(split.vpp, self.zero_stages[one.zero]),
             first_rank_layers=split.first_rank_layers,
             last_rank_layers=split.last_rank_layers,
+            pipeline_layout=split.layout,
             recompute=self.costs.context.config.recompute if one.recomputed == NONE else "full",
         )
 

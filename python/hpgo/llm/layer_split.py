@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from hpgo.llm.estimate import in_flight
 from hpgo.llm.memory import STATE, PipelineRankLayers, stage_memory
 from hpgo.llm.parallelism import ParallelismConfig, ends_of, split_layers
+from hpgo.llm.pipeline_layout import layout_text, parse_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +35,14 @@ class LayerSplit(NamedTuple):
     last_rank_layers: int | None
     counts: tuple[int, ...]
     """Layers of each stage, round by round through the ranks."""
+    layout: str | None = None
+    """Pipeline layout with these layers. None if the split needs none."""
+
+    @property
+    def further_stage(self) -> int:
+        """The stage with the layers for multi-token prediction."""
+        further = () if self.layout is None else parse_layout(self.layout).further
+        return next((at for at, count in enumerate(further) if count), len(self.counts) - 1)
 
     @property
     def maximum(self) -> int:
@@ -54,21 +64,31 @@ class LayerSplits:
     found: tuple[LayerSplit, ...]
     """Sorted by the layers of the fullest rank, fewest first."""
     kinds: tuple[Kind, ...]
-    """Kind of every layer, and of the layers for multi-token prediction, which are on the last stage."""
+    """Kind of every layer, and then of the layers for multi-token prediction."""
     schedule: PipelineSchedule = "1f1b"
 
     @classmethod
     def from_kinds(
         cls, kinds: tuple[Kind, ...], pp: int, vpp: Iterable[int], schedule: PipelineSchedule = "1f1b", *,
-        uneven: bool = True, laid_out: bool = False,
+        uneven: bool = True, laid_out: bool = False, layouts: bool = False,
     ) -> LayerSplits:  # fmt: skip
         """Return the splits for each number of virtual stages in `vpp`.
 
-        `uneven` adds splits with fewer layers on the end ranks. `laid_out` is explained at `stage_layers`.
+        `uneven` adds splits with fewer layers on the end ranks. `laid_out` is explained at `stage_layers`. `layouts`
+        adds those of `further_layouts` for models with multi-token prediction.
         """
-        # Layers for multi-token prediction are not split: they always follow the last layer, on the last stage.
-        layers = sum(not kind.further for kind in kinds)
+        further = sum(kind.further for kind in kinds)
+        layers, vpp = len(kinds) - further, tuple(vpp)
         found = [one for each in vpp for one in splits_of(layers, pp, each, uneven=uneven, laid_out=laid_out)]
+        if further and layouts and schedule == "1f1b":
+            # Without a layout, the layers for multi-token prediction are on the last stage.
+            known = {one.counts for one in found}
+            found += [
+                one
+                for each in vpp
+                for one in further_layouts(layers, pp, each, further)
+                if one.further_stage < pp * each - 1 or one.counts not in known
+            ]
         return cls(pp, tuple(sorted(found, key=lambda one: one.fullest)), kinds, schedule)
 
     @cached_property
@@ -90,8 +110,11 @@ class LayerSplits:
     def _stages(self) -> Array:
         """Counts by split, virtual stage of a rank, and rank: layers of each kind, then embeddings, then LM heads."""
         # With prefix sums over layers, the counts of any stage are one subtraction.
-        before = np.zeros((len(self.kinds) + 1, len(self.different)))
-        before[1:] = np.cumsum([[kind == one for one in self.different] for kind in self.kinds], axis=0)
+        is_kind = np.array([[kind == one for one in self.different] for kind in self.kinds], dtype=float)
+        layers = sum(not kind.further for kind in self.kinds)
+        before = np.zeros((layers + 1, len(self.different)))
+        before[1:] = np.cumsum(is_kind[:layers], axis=0)
+        further = is_kind[layers:].sum(axis=0)
         vpp = max(one.vpp for one in self.found)
         found = np.zeros((len(self.found), vpp * self.pp, len(self.different) + 2))
         # Splits with fewer virtual stages than `vpp` leave the rest of their row at 0.
@@ -99,8 +122,8 @@ class LayerSplits:
             alike = [at for at, one in enumerate(self.found) if one.vpp == each]
             starts = np.zeros((len(alike), each * self.pp + 1), dtype=int)
             np.cumsum([self.found[at].counts for at in alike], axis=1, out=starts[:, 1:])
-            starts[:, -1] = len(self.kinds)
             found[alike, : each * self.pp, :-2] = np.diff(before[starts], axis=1)
+            found[alike, [self.found[at].further_stage for at in alike], :-2] += further
             found[alike, each * self.pp - 1, -1] = 1
         found[:, 0, -2] = 1
         by_rank: Array = found.reshape(len(self.found), vpp, self.pp, len(self.different) + 2)
@@ -208,4 +231,31 @@ def splits_of(layers: int, pp: int, vpp: int, *, uneven: bool = True, laid_out: 
         counts = split_layers(layers, pp, vpp, ends, laid_out=laid_out)
         if counts not in {None, even}:
             found.append(LayerSplit(vpp, *ends, counts))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def further_layouts(layers: int, pp: int, vpp: int, further: int) -> tuple[LayerSplit, ...]:
+    """Return layouts for models with multi-token prediction: its layers on the last stage or on the one before.
+
+    The LM head and the prediction of further tokens take as long as some layers, so their stages have up to six fewer
+    than the even share. The first stage has at most two fewer, or one more, since the first layers are often cheaper.
+    The stages between are as equal as possible, and the later ones of them have one layer more.
+
+    Megatron-LM runs the prediction on no first rank, and in the last virtual stage of a rank.
+
+    >>> [one.layout for one in further_layouts(6, 3, 1, 1)][:2], len(further_layouts(61, 16, 2, 1))
+    (['Etttttt||mL', 'Ettttt|t|mL'], 27)
+    """
+    stages = pp * vpp
+    found = []
+    # With two ranks and one stage each, the splits of `ends_of` have all layouts.
+    for at in (stages - 1, stages - 2) if pp > 2 else (stages - 1,) if pp * vpp > pp > 1 else ():
+        even, between = -(-layers // (at + 1)), at - 1
+        for first, last in product(range(max(0, even - 2), even + 2), range(max(0, even - 6), even + 1)):
+            rest = layers - first - last
+            each, more = divmod(rest, between) if between else (0, rest)
+            counts = (first, *(each,) * (between - more), *(each + 1,) * more, last, *(0,) * (stages - 1 - at))
+            if (between or not rest) and min(counts) >= 0 and max(counts) <= even + 1:
+                found.append(LayerSplit(vpp, None, None, counts, layout_text(counts, further, at)))
     return tuple(found)

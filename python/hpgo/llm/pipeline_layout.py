@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.base.checks import check_list
@@ -30,13 +31,17 @@ class StageLayers(NamedTuple):
     """Number of layers for multi-token prediction of each stage."""
 
 
-def layout_text(counts: Sequence[int], further: int = 0) -> str:
-    """Return a layout with the layers of each stage, and layers that predict `further` tokens on the last one.
+def layout_text(counts: Sequence[int], further: int = 0, further_stage: int | None = None) -> str:
+    """Return a layout with the layers of each stage, and layers that predict `further` tokens on one, or on the last.
 
-    >>> layout_text([3, 0, 4]), layout_text([3, 0], further=1)
-    ('Et*3||t*4L', 'Et*3|mL')
+    >>> layout_text([3, 0, 4]), layout_text([3, 0], further=1), layout_text([3, *[2] * 9, 1, 0], 1, 10)
+    ('Et*3||t*4L', 'Et*3|mL', 'Et*3|(t*2|)*9tm|L')
     """
-    return f"E{'|'.join(f't*{count}' if count else '' for count in counts)}{'m' * further}L"
+    stages = ["" if count == 0 else "t" if count == 1 else f"t*{count}" for count in counts]
+    stages[-1 if further_stage is None else further_stage] += "m" * further
+    runs = [(stage, len(list(run))) for stage, run in groupby([f"E{stages[0]}", *stages[1:-1]])]
+    parts = [f"({stage}|)*{length}" if length > 2 else f"{stage}|" * length for stage, length in runs]
+    return f"{''.join(parts)}{stages[-1]}L" if len(stages) > 1 else f"E{stages[0]}L"
 
 
 def layout_of(given: str | Sequence[int], further: int) -> str:
@@ -94,6 +99,8 @@ def check_layout(text: str, *, pp: int, vpp: int, layers: int | None = None, fur
     # Megatron-LM runs multi-token prediction only in a rank's last virtual stage.
     if any(found.further[: pp * (vpp - 1)]):
         raise _refused(text, f"must have m in one of the last {pp} stages, the last virtual stage of a rank")
+    if pp > 1 and found.further[pp * (vpp - 1)]:
+        raise _refused(text, "must not have m on the first rank")
     if layers is None:
         return
     for count, wanted, what in (

@@ -25,6 +25,7 @@ from hpgo.llm.estimate import (
     LlmEstimate,
     constants_of,
     estimate_stages,
+    max_memory_bytes,
     model_flop,
     on_platform,
     simulated_step_s,
@@ -97,8 +98,8 @@ class LlmPlanSearch(Record):
     any_count: bool = False
     """Whether fewer GPUs than `available` were searched, too."""
     plain_s: tuple[float, ...] = ()
-    """Step time of each estimate of the list if it had no CUDA graphs and no hybrid sharding: what these save. It is
-    the time of the estimate itself if it has neither."""
+    """Step time of each estimate of the list without CUDA graphs, hybrid sharding and an own pipeline layout: what
+    these save. It is the time of the estimate itself if it has none of them, or if its pipeline needs a layout."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -187,6 +188,8 @@ def plan_llm(
       ranks; for models with experts also stages with a remainder, and with Megatron-LM any smaller number of layers on
       the end ranks;
     - 1F1B, and schedules with split backward passes if the framework runs them;
+    - for multi-token prediction with Megatron-LM, layouts with it on the last stage or the one before
+      (`hpgo.llm.layer_split.further_layouts`);
     - expert parallelism by every divisor of the experts and of the GPUs of a stage;
     - every micro-batch size that divides the batch, and all ZeRO stages of the framework;
     - no recomputation, recomputation of all layers, or, if the framework supports it, of the fewest layers per stage
@@ -246,7 +249,7 @@ def plan_llm(
 
     # Full estimates are made only for the configurations that are returned. The search needs step times alone.
     choices = question.choices(search, rank)
-    plain_s = {one.context.config: _plain_s(step_s, one) for step_s, one in choices}
+    plain_s = {one.context.config: _plain_s(step_s, one, question.limit_bytes) for step_s, one in choices}
     listed = _listed([estimated(*one) for one in choices])
     return LlmPlanSearch(
         estimates=listed,
@@ -264,13 +267,17 @@ def plan_llm(
     )
 
 
-def _plain_s(step_s: float, stages: PipelineStages) -> float:
-    """Return the step time of a configuration without CUDA graphs and hybrid sharding, given the time with them."""
-    config = stages.context.config
-    if config.cuda_graph_impl == "none" and config.dp_replicate == 1:
-        return step_s
+def _plain_s(step_s: float, stages: PipelineStages, limit_bytes: float) -> float:
+    """Return the step time of a configuration without what `LlmPlanSearch.plain_s` leaves out, given its own time."""
+    config, model = stages.context.config, stages.context.model
     plain = changed(config, cuda_graph_impl="none", cuda_graph_modules=(), dp_replicate=1)
-    return simulated_step_s(PipelineStages(stages.context.of_config(plain), stages.micro_batches))
+    found = PipelineStages(stages.context.of_config(plain), stages.micro_batches)
+    even = changed(plain, pipeline_layout=None)
+    # A layout saves time only where the pipeline also has a split without one, and memory for it.
+    if plain.pipeline_layout is not None and even.stage_counts(model) is not None:
+        without = PipelineStages(stages.context.of_config(even), stages.micro_batches)
+        found = without if max_memory_bytes(without) <= limit_bytes else found
+    return step_s if found.context.config == config else simulated_step_s(found)
 
 
 def _listed(estimates: list[LlmEstimate]) -> tuple[LlmEstimate, ...]:

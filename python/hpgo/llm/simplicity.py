@@ -28,7 +28,7 @@ class Complexity(NamedTuple):
     vpp: int
     """Virtual stages per rank. Each has its own checkpoint and more messages than one stage."""
     uneven: bool
-    """Whether the end ranks have other numbers of layers, which are found again for each model."""
+    """Whether the end ranks or stages have other numbers of layers, which are found again for each model."""
     recompute: bool
     """Whether activations are recomputed, an option that also has to be tuned."""
     cuda_graphs: bool
@@ -51,7 +51,7 @@ def complexity(config: ParallelismConfig) -> Complexity:
         sum(degree > 1 for degree in (config.tp, config.cp, config.ep, config.etp, config.pp)),
         config.splits_backward,
         config.vpp,
-        config.ends != (None, None),
+        config.ends != (None, None) or config.pipeline_layout is not None,
         config.recompute != "none",
         config.cuda_graph_impl != "none",
         config.dp_replicate > 1,
@@ -94,7 +94,7 @@ def simpler_by(simple: ParallelismConfig, other: ParallelismConfig) -> str:
     ]  # fmt: skip
     saved += ["split backward passes"] if here.split_backward < there.split_backward else []
     saved += [] if here.vpp >= there.vpp else ["virtual stages" if here.vpp == 1 else "more virtual stages"]
-    saved += ["uneven end ranks"] if here.uneven < there.uneven else []
+    saved += ["uneven stages" if other.pipeline_layout else "uneven end ranks"] if here.uneven < there.uneven else []
     saved += ["recomputation"] if here.recompute < there.recompute else []
     saved += ["CUDA graphs"] if here.cuda_graphs < there.cuda_graphs else []
     saved += ["hybrid sharding"] if here.hybrid < there.hybrid else []

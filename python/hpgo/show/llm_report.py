@@ -354,19 +354,21 @@ def _unvalidated(choice: LlmPlanSearch, width: int) -> list[str]:
 
 
 def _gains(choice: LlmPlanSearch, width: int) -> list[str]:
-    """Return what CUDA graphs and hybrid sharding save in the list; nothing if no configuration has them."""
-    configs = [one.parallelism for one in choice.estimates]
-    has_graphs = [config.cuda_graph_impl != "none" for config in configs]
-    has_groups = [config.dp_replicate > 1 for config in configs]
-    names = [name for name, has in (("CUDA graphs", has_graphs), ("hybrid sharding", has_groups)) if any(has)]
-    rows = [
-        f"{100 * (1 - one.step_s / plain_s):.1f} % of the step time of number {place}"
-        for place, one, plain_s in zip(range(1, len(configs) + 1), choice.estimates, choice.plain_s, strict=True)
-        if has_graphs[place - 1] or has_groups[place - 1]
-    ]
+    """Return what CUDA graphs, hybrid sharding and layouts save in the list; nothing if no configuration has them."""
+    rows, configs = [], []
+    for place, (one, plain_s) in enumerate(zip(choice.estimates, choice.plain_s, strict=True), start=1):
+        if one.step_s < plain_s:
+            rows.append(f"{100 * (1 - one.step_s / plain_s):.1f} % of the step time of number {place}")
+            configs.append(one.parallelism)
     if not rows:
         return []
-    text = f"{' and '.join(names)} save{'s' if names == ['hybrid sharding'] else ''} {join_words(rows)}, as estimated."
+    has = {
+        "CUDA graphs": any(config.cuda_graph_impl != "none" for config in configs),
+        "hybrid sharding": any(config.dp_replicate > 1 for config in configs),
+        "pipeline layouts": any(config.pipeline_layout is not None for config in configs),
+    }
+    names = [name for name, is_used in has.items() if is_used]
+    text = f"{join_words(names)} save{'s' if names == ['hybrid sharding'] else ''} {join_words(rows)}, as estimated."
     return [*textwrap.wrap(text[0].upper() + text[1:], width), ""]
 
 
