@@ -363,18 +363,38 @@ def test_offloading_is_exported_or_refused(tmp_path: Path) -> None:
             export.files(plan_of(tmp_path, **asked | wrong), target)
 
 
-def test_a_search_that_finds_nothing_names_the_cpus_memory() -> None:
-    asked: dict[str, Any] = {"global_batch_size": 16, "seq_length": 4096, "top": 1}
-    for framework, words in (
-        ("megatron", "optimizer-offload-fraction=1"), ("torchtitan", "optimizer-offload-fraction=1,offload-params=yes"),
-    ):  # fmt: skip
-        with pytest.raises(InfeasibleError) as caught:
-            hpgo.plan_llm("llama-3-70b", A100, **asked, framework=framework)  # type: ignore[arg-type]
-        assert f"`--fix {words}`" in caught.value.hint
-        fix: dict[str, Any] = dict(word.split("=") for word in words.split(","))
-        found = hpgo.plan_llm("llama-3-70b", A100, **asked, framework=framework, fix=fix)  # type: ignore[arg-type]
-        assert found.best.fits
-        assert export.files(found.plan(), framework)  # type: ignore[arg-type]
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan", "deepspeed"])
+def test_a_search_moves_the_optimizers_state_where_nothing_else_fits(framework: Any) -> None:
+    asked: dict[str, Any] = {"global_batch_size": 16, "seq_length": 4096, "top": 1, "framework": framework}
+    found = hpgo.plan_llm("llama-3-70b", A100, **asked)
+    config = found.best.parallelism
+    assert found.best.fits
+    assert found.said.endswith("with optimizer state in CPU memory, since nothing fits without")
+    assert export.files(found.plan(), framework)
+    # The same as if the user had fixed it, and no smaller share fits.
+    moved = {"optimizer_offload_fraction": config.optimizer_offload_fraction}
+    moved |= {"offload_params": True} if config.offload_params else {}
+    fixed = hpgo.plan_llm("llama-3-70b", A100, **asked, fix=moved)
+    assert (fixed.best.parallelism, fixed.best.step_s) == (config, found.best.step_s)
+    for share in (0.25, 0.5, 0.75):
+        if share < config.optimizer_offload_fraction and framework != "torchtitan":
+            with pytest.raises(InfeasibleError):
+                hpgo.plan_llm("llama-3-70b", A100, **asked, fix={"optimizer_offload_fraction": share})
+    with pytest.raises(InfeasibleError):
+        hpgo.plan_llm("llama-3-70b", A100, **asked, exclude=["optimizer_offload_fraction"])
+
+
+def test_a_rank_updates_its_virtual_stages_one_after_another() -> None:
+    """The CPU update of all layers takes as long with virtual stages as without."""
+    sizes: dict[str, Any] = {"global_batch_size": 16, "pp": 2, "tp": 4, "zero_stage": 1}
+    added_s = []
+    for vpp in (1, 2, 40):
+        plain, moved = (
+            estimate("llama-3-70b", A100, **sizes, vpp=vpp, optimizer_offload_fraction=part) for part in (0.0, 1.0)
+        )
+        added_s.append(moved.step_s - plain.step_s)
+    assert added_s[0] > 40
+    assert added_s == pytest.approx([added_s[0]] * 3, rel=1e-6)
 
 
 @pytest.mark.parametrize(("cp", "measured"), [(2, 75.7e9), (4, 62.1e9)])

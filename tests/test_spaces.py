@@ -183,14 +183,15 @@ def test_then_what_was_fixed_or_excluded() -> None:
 
 
 def test_then_more_machines_which_are_enough_in_fact() -> None:
-    error = shortage(transformer="llama-3-70b", cluster=H100)
+    kept = {"exclude": ["optimizer_offload_fraction"]}
+    error = shortage(transformer="llama-3-70b", cluster=H100, **kept)
     count = int(error.hint.split()[3])
     assert "use at least" in error.hint
     larger = hpgo.Cluster.preset(f"h100:{count // 8}")
-    assert hpgo.plan_llm("llama-3-70b", larger, global_batch_size=8, seq_length=8192, top=1).best.fits
+    assert hpgo.plan_llm("llama-3-70b", larger, global_batch_size=8, seq_length=8192, top=1, **kept).best.fits
     smaller = hpgo.Cluster.preset(f"h100:{count // 16}")
     with pytest.raises(hpgo.errors.InfeasibleError):
-        hpgo.plan_llm("llama-3-70b", smaller, global_batch_size=8, seq_length=8192)
+        hpgo.plan_llm("llama-3-70b", smaller, global_batch_size=8, seq_length=8192, **kept)
 
 
 # --- The command ------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.layer_split import LayerSplits
 from hpgo.llm.layer_time import BY_EP, LAUNCH, LAYER
 from hpgo.llm.memory import STATE, PipelineRankLayers, stage_memory
+from hpgo.llm.optimizer_time import min_cpu_step_s
 from hpgo.llm.parallelism import MAX_ZERO, RecomputedModule, changed, check_degrees, has_whole_rounds
 from hpgo.llm.recompute import MODULES, without_parts
 from hpgo.llm.step_time import LayerCosts, kinds_of
@@ -164,6 +165,11 @@ class ConfigGrid:
     plain: ConfigGrid | None = None
     """Grid without CUDA graphs, if this one has the same settings with CUDA graphs."""
 
+    @cached_property
+    def cpu_s(self) -> float:
+        """Lower bound on the seconds in which CPUs update weights, which bounds of passes leave out."""
+        return min_cpu_step_s(self.context, _all_layers(self.context.model)) * (1 - SLACK)
+
     @property
     def shapes(self) -> dict[tuple[int, int], ParallelismConfig]:
         """Configurations by tp and cp. Some may not divide the number of GPUs."""
@@ -200,10 +206,11 @@ class ConfigGrid:
         """Yield families with bounds below `below_s`, the lowest first."""
         count = self.context.gpus.count
         for gpu_s, tp, cp, size in self.costs.families(self):
-            if gpu_s / count >= below_s:
+            bound_s = gpu_s / count + self.cpu_s
+            if bound_s >= below_s:
                 break
             if count % (tp * cp) == 0 and self._pipelines(tp, cp):
-                yield Family(gpu_s / count, partial(self._open, tp, cp, size))
+                yield Family(bound_s, partial(self._open, tp, cp, size))
 
     def groups(self) -> Iterator[ConfigGroup]:
         """Yield all groups in the order of the search space."""
@@ -221,7 +228,8 @@ class ConfigGrid:
             return
         for gpu_s, ep in self.costs.by_ep(self, tp, cp, size) if fitting else ():
             if alike := [one for one in fitting if one.config.ep == ep]:
-                yield Family(gpu_s / self.context.gpus.count, partial(self._open_all, alike, tp, cp, size))
+                bound_s = gpu_s / self.context.gpus.count + self.cpu_s
+                yield Family(bound_s, partial(self._open_all, alike, tp, cp, size))
 
     def _open_all(self, pipelines: list[_Pipeline], tp: int, cp: int, size: int) -> Iterator[ConfigGroup]:
         for one in pipelines:
@@ -397,7 +405,7 @@ class ConfigGrid:
         placed = one.config
         group = partial(
             ConfigGroup, gpus=self.context.gpus, pp=placed.pp, dp=placed.dp, micro_batches=micro_batches, splits=splits,
-            dp_replicate=one.dp_replicate,
+            dp_replicate=one.dp_replicate, cpu_s=self.cpu_s,
         )  # fmt: skip
         least = self._least_costs(tp, cp, size, placed.ep)
         if alike := tuple(stage for stage in zero_stages if stage < MAX_ZERO):
@@ -490,15 +498,19 @@ def _cuda_graphs(model: Transformer, space: SearchSpace) -> list[tuple[CudaGraph
     return [one for one in found if one[0] in space.rules.cuda_graphs and space.takes("cuda_graph_impl", one[0])]
 
 
+def _all_layers(model: Transformer) -> PipelineRankLayers:
+    """Return all layers of a model as those of one rank."""
+    counts = Counter(kinds_of(model))
+    return PipelineRankLayers({(kind, False): count for kind, count in counts.items()}, {}, embedding=1, head=1)
+
+
 def min_state_bytes(context: LayerContext, space: SearchSpace) -> float:
     """Return a lower bound on the bytes of parameters, gradients and optimizer state, over all GPUs together.
 
     GPUs that divide them in any manner hold at least one copy of all.
     """
     context = replace(context, config=replace(context.config, **space.settings))
-    whole = PipelineRankLayers(
-        {(kind, False): count for kind, count in Counter(kinds_of(context.model)).items()}, {}, embedding=1, head=1
-    )
+    whole = _all_layers(context.model)
     stages = {*space.rules.zero_stages, *space.rules.zero_stages_with_pp}
     contexts = [replace(context, config=changed(context.config, zero_stage=stage, etp=1)) for stage in stages]
     return min(sum(stage_memory(one, whole, STATE).values()) for one in contexts) * (1 - SLACK)

@@ -59,6 +59,8 @@ class ConfigGroup:
     """Whether some layers of each stage may be recomputed."""
     dp_replicate: int = 1
     """Groups of replicas that each hold all shards."""
+    cpu_s: float = 0.0
+    """Lower bound on the seconds in which CPUs update weights."""
     order: tuple[int, ...] = ()
     """Position in the search space."""
 
@@ -68,12 +70,12 @@ class ConfigGroup:
         # No split is evaluated here: most groups are dropped by this bound alone. If the group has a configuration
         # without recomputation, the bound must not count recomputation.
         all_s = self.costs.model_s[all(self.recomputed)]
-        return self.micro_batches * all_s / self.pp * (1 - 3 * SLACK)
+        return self.micro_batches * all_s / self.pp * (1 - 3 * SLACK) + self.cpu_s
 
     @cached_property
     def min_s(self) -> float:
         """Tighter lower bound on all step times, which evaluates every layer split."""
-        return self.bound_s if self.pp == 1 else float(self._bounds.steps_s.min())
+        return self.bound_s if self.pp == 1 else float(self._bounds.steps_s.min()) + self.cpu_s
 
     @cached_property
     def min_bytes(self) -> float:
@@ -111,7 +113,8 @@ class ConfigGroup:
 
     def candidates(self, limit_bytes: float) -> list[Candidate]:
         """Return the configurations that may fit, the lowest bound first."""
-        return self._bounds.candidates(limit_bytes, self.recomputed, some=self.some)
+        found = self._bounds.candidates(limit_bytes, self.recomputed, some=self.some)
+        return [one._replace(bound_s=one.bound_s + self.cpu_s) for one in found] if self.cpu_s else found
 
     def leanest(self) -> list[tuple[float, Candidate]]:
         """Return configurations that recompute nothing or everything, with lower bounds on memory, the lowest first."""

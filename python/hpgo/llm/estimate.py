@@ -714,7 +714,7 @@ def simulated_step_s(stages: PipelineStages) -> float:
         transfer_s=busy_s,
         latency_s=latency_s,
         gradient_sync_s=[one.grad_reduce_s for one in rows],
-        optimizer_s=[one.optimizer_s for one in rows],
+        optimizer_s=stages.rank_optimizer_s,
     )
     return timeline.makespan_s
 
@@ -742,8 +742,8 @@ def _seconds(stages: PipelineStages, rank: int, step_s: float) -> tuple[tuple[st
             for key, each_s in (*times.forward_s.items(), *times.backward_s.items()):
                 spent[key] = spent.get(key, 0.0) + count * each_s * stages.micro_batches
     mine = stages.of_rank(rank)
-    # A stage that ends before the rank's other stages reduces its gradients and updates its weights during their
-    # passes. That time is in the passes already, so these terms get at most what is left of the step.
+    # A stage that ends before the rank's other stages reduces its gradients during their passes. That time is in the
+    # passes already, so these terms get at most what is left of the step.
     left_s = step_s - sum(spent.values())
     for key, needed_s in (
         ("grad_reduce", sum(one.grad_reduce_s for one in mine)),

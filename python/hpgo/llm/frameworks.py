@@ -414,12 +414,16 @@ class FrameworkSupport(Record):
         return MAX_ZERO if offloads and MAX_ZERO in self.zero_stages else 1
 
     @property
-    def offload_settings(self) -> dict[str, Any]:
-        """Settings that store all of the optimizer state in CPU memory; empty if the framework does not."""
-        if self.optimizer_offload == "none":
-            return {}
-        weights = {"offload_params": True} if self.optimizer_offload == "fsdp" else {}
-        return {"optimizer_offload_fraction": 1.0} | weights
+    def offload_choices(self) -> tuple[dict[str, Any], ...]:
+        """Settings that store optimizer state in CPU memory, from a quarter of it to all; empty if there are none.
+
+        The last ones store weights, too, where the framework does.
+        """
+        shares = [{"optimizer_offload_fraction": share} for share in (0.25, 0.5, 0.75, 1.0)]
+        weights = {"optimizer_offload_fraction": 1.0, "offload_params": True}
+        return tuple(
+            {"none": [], "states": shares, "fsdp": [weights], "zero": [*shares, weights]}[self.optimizer_offload]
+        )
 
     def _known_state(self, config: ParallelismConfig) -> str:
         state = f"exp_avg_dtype {config.exp_avg_dtype}, exp_avg_sq_dtype {config.exp_avg_sq_dtype} and"

@@ -12,7 +12,6 @@ from hpgo.llm.config_groups import any_fits
 from hpgo.llm.estimate import max_memory_bytes
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.parallelism import ParallelismConfig
-from hpgo.llm.search_space import shown
 
 if TYPE_CHECKING:
     from hpgo.hardware.cluster import Cluster
@@ -57,23 +56,14 @@ def nothing_fits(
         if fits(space.without(name), None):
             option = "--fix" if name in space.fixed else "--exclude"
             return InfeasibleError(message, f"remove `{option}` of {name.replace('_', '-')}: then a configuration fits")
-    # Only where the user chose no optimizer: the state of others may not be offloaded.
-    moved = {} if "optimizer" in space.fixed else space.rules.offload_settings
-    moved = {name: value for name, value in moved.items() if name not in {*space.fixed, *space.excluded}}
-    on_cpu = ""
-    if moved and fits(replace(space, fixed={**space.fixed, **moved}), None):
-        words = ",".join(f"{name.replace('_', '-')}={shown(value)}" for name, value in moved.items())
-        on_cpu = f", or move the optimizer state to CPU memory: `--fix {words}`"
     # Start at 1: if only some GPUs of the last node are in use, whole nodes may be enough.
     times = 1
     while times <= _MAX_MULTIPLE:
         larger = _repeated(cluster, times)
         if larger is not None and larger.devices > cluster.devices and fits(space, larger):
-            hint = f"use at least {larger.devices} of these GPUs, or GPUs with more memory"
-            return InfeasibleError(message, hint + on_cpu)
+            return InfeasibleError(message, f"use at least {larger.devices} of these GPUs, or GPUs with more memory")
         times *= 2
-    hint = "use GPUs with more memory, or shorter sequences"
-    return InfeasibleError(message, hint + (on_cpu or ": more of these GPUs do not help"))
+    return InfeasibleError(message, "use GPUs with more memory, or shorter sequences: more of these GPUs do not help")
 
 
 def smallest_batches(space: SearchSpace) -> SearchSpace:

@@ -176,7 +176,7 @@ class LayerSplits:
         return self._states[degrees]
 
     @cached_property
-    def _states(self) -> dict[tuple[int, ...], Array]:
+    def _states(self) -> dict[tuple[float, ...], Array]:
         # All micro-batch sizes share these bytes, and they take longer to compute than all other columns together.
         return {}
 
@@ -193,14 +193,17 @@ class LayerSplits:
         return self._mean_states[degrees]
 
     @cached_property
-    def _mean_states(self) -> dict[tuple[int, ...], float]:
+    def _mean_states(self) -> dict[tuple[float, ...], float]:
         return {}
 
 
-def _degrees(context: LayerContext) -> tuple[int, ...]:
-    """Return the degrees on which the bytes of parameters, gradients and optimizer state depend."""
+def _degrees(context: LayerContext) -> tuple[float, ...]:
+    """Return what the bytes of parameters, gradients and optimizer state depend on, of all that a search varies."""
     config = context.config
-    return config.tp, config.cp, config.dp, config.ep, config.zero_stage, config.dp_replicate
+    return (
+        config.tp, config.cp, config.dp, config.ep, config.zero_stage, config.dp_replicate,
+        config.optimizer_offload_fraction, config.offload_params,
+    )  # fmt: skip
 
 
 def _kinds_first(counts: Array) -> Array:

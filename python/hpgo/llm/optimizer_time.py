@@ -65,11 +65,24 @@ def cpu_step_s(context: LayerContext, held: PipelineRankLayers, passes: StagePas
         found += max(0.0, moved_s - hidden_s * (passes.forward_s + passes.backward_s))
     else:
         found += VALUE * share / rate
+    return found + _cpu_update_s(context, share)
+
+
+def min_cpu_step_s(context: LayerContext, whole: PipelineRankLayers) -> float:
+    """Return a lower bound on `cpu_step_s` of the slowest GPU, given all layers of the model and degrees of 1.
+
+    No GPU is faster than with an equal part of the parameters.
+    """
+    fraction = context.config.optimizer_offload_fraction
+    if not fraction or context.config.is_paged:
+        return 0.0
+    return _cpu_update_s(context, fraction * float(updated_parameters(context, whole)) / context.gpus.count)
+
+
+def _cpu_update_s(context: LayerContext, parameters: float) -> float:
     # All GPUs of a host share its CPUs.
-    return (
-        found
-        + float(_traffic_bytes(context)) * share * context.gpus.gpus_per_host / constants.cpu_optimizer_bytes_per_s
-    )
+    moved_bytes = float(_traffic_bytes(context)) * parameters * context.gpus.gpus_per_host
+    return moved_bytes / context.constants.cpu_optimizer_bytes_per_s
 
 
 def _orthogonalize_s(context: LayerContext, held: PipelineRankLayers) -> float:

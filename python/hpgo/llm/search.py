@@ -20,7 +20,7 @@ from hpgo.hardware.cluster import Cluster, cluster_of
 from hpgo.llm.best_first import BestFirst
 from hpgo.llm.canonical import canonical
 from hpgo.llm.config_families import SharedCosts, config_grids, config_groups, min_state_bytes
-from hpgo.llm.config_groups import leanest, mesh_of
+from hpgo.llm.config_groups import any_fits, leanest, mesh_of
 from hpgo.llm.estimate import (
     LlmEstimate,
     constants_of,
@@ -35,6 +35,7 @@ from hpgo.llm.estimate import (
 from hpgo.llm.fewer_gpus import part_of, smaller_parts
 from hpgo.llm.frameworks import framework_support
 from hpgo.llm.gpus import Gpus
+from hpgo.llm.infeasibility import nothing_fits, smallest_batches
 from hpgo.llm.layer_context import LayerContext
 from hpgo.llm.parallelism import DegreeError, ParallelismConfig, Precision, changed, check_positions
 from hpgo.llm.platform import Platform
@@ -196,7 +197,9 @@ def plan_llm(
       that fit;
     - no CUDA graphs, or those that the framework runs: of whole layers or of the step for models without experts, and
       of all modules with fixed shapes for models with experts;
-    - hybrid sharding in groups of whole nodes, if the framework runs it with ZeRO stage 3.
+    - hybrid sharding in groups of whole nodes, if the framework runs it with ZeRO stage 3;
+    - if nothing fits on all GPUs, optimizer state in CPU memory: the smallest share that fits of a quarter, a half,
+      three quarters and all, or all with the weights where the framework stores them there.
 
     Without `devices`, the search also tries fewer GPUs: the same number on each of the first nodes. It uses them if no
     configuration on more GPUs is faster.
@@ -233,9 +236,9 @@ def plan_llm(
     config = ParallelismConfig(precision=precision, flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor)
     question = _Question(
         LayerContext(model, config, Gpus.of(cluster, precision), constants, seq_length, model.kind(0)),
-        cluster, space, global_batch_size, reserved_bytes,
+        cluster, space, space, global_batch_size, reserved_bytes,
     )  # fmt: skip
-    part, search, on_all = question.solve(top, fewer=devices is None)
+    question, (part, search, on_all) = question.answered(top, fewer=devices is None)
 
     def estimated(step_s: float, one: PipelineStages) -> LlmEstimate:
         name = cluster.name if one.context.gpus.count == cluster.devices else part.name
@@ -259,7 +262,7 @@ def plan_llm(
         transformer=model,
         cluster=part,
         framework=f"{row.name}@{row.version}",
-        said=f"{row.label} runs{space.said}",
+        said=f"{row.label} runs{space.said}{question.said}",
         available=cluster.devices,
         on_all=None if on_all is None else estimated(*on_all),
         any_count=devices is None,
@@ -295,40 +298,63 @@ class _Question:
     """Model, all GPUs, and the options that the framework decides."""
     cluster: Cluster
     space: SearchSpace
+    """Search space that the caller gave."""
+    searched: SearchSpace
+    """Search space that is searched: the given one, or that with optimizer state in CPU memory."""
     global_batch_size: int
     reserved_bytes: float
     costs: SharedCosts = field(default_factory=SharedCosts)
 
+    @property
+    def said(self) -> str:
+        """What the search tried because nothing fits otherwise, to follow the description of the search space."""
+        if self.searched == self.space:
+            return ""
+        return ", with optimizer state in CPU memory, since nothing fits without"
+
     @cached_property
     def state_bytes(self) -> float:
         """Lower bound on the bytes of parameters, gradients and optimizer state of all GPUs together."""
-        return min_state_bytes(self.context, self.space)
+        return min_state_bytes(self.context, self.searched)
 
     @property
     def limit_bytes(self) -> float:
         """Memory of a GPU that configurations may use."""
         return self.context.gpus.memory_bytes - self.reserved_bytes
 
-    def solve(self, top: int, *, fewer: bool) -> tuple[Cluster, BestFirst, Found | None]:
-        """Return the GPUs to use, the search on them, and the fastest configuration on all GPUs if these are fewer.
+    def answered(self, top: int, *, fewer: bool) -> tuple[_Question, tuple[Cluster, BestFirst, Found | None]]:
+        """Return the question that has an answer, with it: this one, or the one with optimizer state in CPU memory.
 
-        `fewer` allows fewer GPUs than the cluster has. Raises what `plan_llm` raises if no configuration is found.
+        Raises what `plan_llm` raises if neither has one.
         """
         self._check_fixed()
+        if (answer := self._solve(top, fewer=fewer)) is not None:
+            return self, answer
+        groups = config_groups(self.context, self.global_batch_size, smallest_batches(self.space), graphs=False)
+        if (least := leanest(groups)) is None:
+            raise self._undivided()
+        if (moved := self._offloaded()) is not None and (answer := moved._solve(top, fewer=False)) is not None:
+            return moved, answer
+        raise nothing_fits(least, self.cluster, self.space, self.global_batch_size, reserved_bytes=self.reserved_bytes)
+
+    def _offloaded(self) -> _Question | None:
+        """Return the question with the smallest share of optimizer state in CPU memory that fits; None if none does."""
+        # The CPU takes much longer to update weights than the GPUs, so the smallest share is the fastest.
+        spaces = filter(self._fits, filter(self._accepts, self.space.offloaded))
+        return next((replace(self, searched=space, costs=SharedCosts()) for space in spaces), None)
+
+    def _solve(self, top: int, *, fewer: bool) -> tuple[Cluster, BestFirst, Found | None] | None:
+        """Return the GPUs to use, the search on them, and the fastest configuration on all GPUs if these are fewer.
+
+        `fewer` allows fewer GPUs than the cluster has. None if no configuration fits.
+        """
         everything = self._search(self.context.gpus, top)
         on_all = everything.fastest[0] if everything.best else None
         part, search = self.cluster, everything
         if fewer and (found := self._fewer(on_all[0] if on_all else inf)) is not None:
             part = found
             search = self._search(Gpus.of(part, self.context.config.precision), top)
-        if search.best:
-            return part, search, None if part is self.cluster else on_all
-        from hpgo.llm.infeasibility import nothing_fits, smallest_batches
-
-        groups = config_groups(self.context, self.global_batch_size, smallest_batches(self.space), graphs=False)
-        if (least := leanest(groups)) is None:
-            raise self._undivided()
-        raise nothing_fits(least, self.cluster, self.space, self.global_batch_size, reserved_bytes=self.reserved_bytes)
+        return (part, search, None if part is self.cluster else on_all) if search.best else None
 
     def count(self, part: Cluster) -> int:
         """Return the number of configurations on a part of the cluster."""
@@ -354,6 +380,20 @@ class _Question:
         except DegreeError as error:
             raise self._with_hint(error) from None
 
+    def _accepts(self, space: SearchSpace) -> bool:
+        """Return whether the fixed values of a search space leave configurations."""
+        try:
+            self._check(space)
+        except ArgumentError:
+            return False
+        return True
+
+    def _fits(self, space: SearchSpace) -> bool:
+        """Return whether a configuration of a search space fits on all GPUs."""
+        # Larger micro-batches never need less memory, so trying the smallest ones decides.
+        groups = config_groups(self.context, self.global_batch_size, smallest_batches(space), graphs=False)
+        return any_fits(groups, self.limit_bytes)
+
     def _check(self, space: SearchSpace) -> None:
         precision, seq_length = self.context.config.precision, self.context.seq_length
         space.check(
@@ -378,11 +418,9 @@ class _Question:
         from hpgo.llm.suggestions import with_open
 
         def has_some(space: SearchSpace) -> bool:
-            try:
-                self._check(space)
-            except ArgumentError:
-                return False
-            return any(True for _ in config_groups(self.context, self.global_batch_size, space, graphs=False))
+            return self._accepts(space) and any(
+                True for _ in config_groups(self.context, self.global_batch_size, space, graphs=False)
+            )
 
         asked = {"gpus": self.context.gpus.count, "global_batch_size": self.global_batch_size}
         return with_open(error, self.space, model=self.context.model, has_ways=has_some, **asked)
@@ -390,7 +428,7 @@ class _Question:
     def _fewer(self, below_s: float) -> Cluster | None:
         """Return the smaller part of the cluster with the fastest configuration, if that is faster than `below_s`."""
         context, chosen = self.context, None
-        config = replace(context.config, **self.space.settings)
+        config = replace(context.config, **self.searched.settings)
         needed_s = model_flop(context.model, context.seq_length, self.global_batch_size, config)
         needed_s /= context.gpus.peak_flop_per_s
         for nodes, count in smaller_parts(self.cluster, context.model, self.global_batch_size):
@@ -414,7 +452,7 @@ class _Question:
 
     def _grids(self, gpus: Gpus) -> list[ConfigGrid]:
         context = replace(self.context, gpus=gpus)
-        return config_grids(context, self.global_batch_size, self.space, costs=self.costs)
+        return config_grids(context, self.global_batch_size, self.searched, costs=self.costs)
 
     def _holds_state(self, gpus: int) -> bool:
         """Return whether some GPUs together have the memory for parameters, gradients and optimizer state."""

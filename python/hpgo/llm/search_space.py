@@ -171,6 +171,22 @@ class SearchSpace:
         left = {key: values for key, values in self.excluded.items() if key != name}
         return SearchSpace(self.rules, self.title, fixed, left)
 
+    @property
+    def offloaded(self) -> tuple[SearchSpace, ...]:
+        """The search spaces with optimizer state in CPU memory, as far as the framework and this space allow it.
+
+        There is none if the place of the state, or another optimizer, is fixed or excluded.
+
+        >>> from hpgo.llm.frameworks import MEGATRON
+        >>> space = SearchSpace.of(MEGATRON, "Megatron-LM")
+        >>> [one.fixed["optimizer_offload_fraction"] for one in space.offloaded]
+        [0.25, 0.5, 0.75, 1.0]
+        """
+        stated = {*self.fixed, *self.excluded}
+        if stated & {"optimizer", "optimizer_offload_fraction", "offload_params"}:
+            return ()
+        return tuple(replace(self, fixed={**self.fixed, **one}) for one in self.rules.offload_choices)
+
     def check(
         self, model: Transformer, gpus: Gpus, *, global_batch_size: int, seq_length: int, precision: Precision
     ) -> None:

@@ -289,6 +289,17 @@ class PipelineStages:
             found.append(LlmStage(layers, *known[what]))
         return tuple(found)
 
+    @cached_property
+    def rank_optimizer_s(self) -> tuple[float, ...]:
+        """Seconds of the optimizer step by stage. A rank updates all of its stages at once, after the last of them."""
+        config, found = self.context.config, [0.0] * len(self.stages)
+        for rank in range(config.pp):
+            mine = config.stages_of(rank)
+            total_s = sum(self.stages[at].optimizer_s for at in mine)
+            for at in mine:
+                found[at] = total_s
+        return tuple(found)
+
     def _seconds(self, at: int) -> tuple[float, ...]:
         """Return the times of an `LlmStage`, in the order of its fields."""
         context, passes = self.context, StagePasses.from_layers(self.parts_of(at))
@@ -380,7 +391,8 @@ class PipelineStages:
     @property
     def bound_s(self) -> float:
         """Lower bound on the step time."""
-        return self.passes_s + min(stage.grad_reduce_s + stage.optimizer_s for stage in self.stages)
+        updates_s = zip(self.stages, self.rank_optimizer_s, strict=True)
+        return self.passes_s + min(stage.grad_reduce_s + update_s for stage, update_s in updates_s)
 
     @cached_property
     def passes_s(self) -> float:
