@@ -26,6 +26,7 @@ from hpgo.llm.memory import (
     PipelineRankLayers,
     activations,
     allocator_cached_bytes,
+    cpu_activation_bytes,
     cpu_bytes,
     parameters,
     stage_memory,
@@ -112,6 +113,8 @@ class StageEstimate(Record):
     wait for other ranks."""
     cpu_bytes: float = 0.0
     """Bytes of CPU memory that one GPU's optimizer state and weights take."""
+    cpu_activation_bytes: float = 0.0
+    """Bytes of CPU memory that one GPU's offloaded activations take, of all micro-batches in flight."""
 
     @property
     def peak_bytes(self) -> float:
@@ -654,6 +657,7 @@ def estimate_stages(stages: PipelineStages, cluster: str, step_s: float, *, glob
                 sum(seconds for key, seconds in spent[rank] if key not in COMMUNICATION and key != _BUBBLE),
                 sum(seconds for key, seconds in spent[rank] if key in COMMUNICATION),
                 cpu_bytes(context, held),
+                cpu_activation_bytes(context, held, stages.held(0)[: context.config.cpu_offload_num_layers]),
             )
             for rank, held in enumerate(_rank_layers(stages, rank) for rank in range(pp))
         ),

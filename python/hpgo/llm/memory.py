@@ -276,6 +276,16 @@ def cpu_bytes(context: LayerContext, held: PipelineRankLayers) -> Amount:
     return found + VALUE * sharded_parameters(context, held) * (config.offload_params and not config.dtensor)
 
 
+def cpu_activation_bytes(context: LayerContext, held: PipelineRankLayers, away: Iterable[Kind]) -> Amount:
+    """Return the bytes of CPU memory that one GPU's offloaded activations take.
+
+    `away` are the layers that are offloaded as a whole, which excludes a pipeline, so one micro-batch is in flight. The
+    layers whose activations are on the GPU all the same count, too: their copies are deleted only after the transfer.
+    """
+    modules = sum((count * context.once(offloaded_bytes, kind) for (kind, _), count in held.in_flight.items()), 0.0)
+    return modules + sum(context.once(SAVED[False], kind) for kind in away)
+
+
 def optimizer_workspace(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes that the optimizer step allocates, beyond what activations and logits have released by then."""
     # Activations and logits peak during passes and the workspace after them, so they share memory: only the excess
