@@ -74,6 +74,8 @@ class SharedCosts:
         self._splits: dict[object, LayerSplits] = {}
         self._families: dict[object, list[tuple[float, int, int, int]]] = {}
         self._by_ep: dict[object, list[tuple[float, int]]] = {}
+        self.least: dict[object, LayerCosts] = {}
+        """Lowest costs of groups by the GPUs of a node, the position of a grid, and degrees."""
         self._powers = 0
         self._shapes: dict[object, dict[tuple[int, int], ParallelismConfig]] = {}
 
@@ -250,7 +252,14 @@ class ConfigGrid:
         return found * self.batch / size * tp * cp * (1 - 4 * SLACK)
 
     def _least_costs(self, tp: int, cp: int, size: int, ep: int, *, is_fused: bool = True) -> LayerCosts:
-        """Return the lowest costs of all groups with these degrees."""
+        """Return the lowest costs of all groups with these degrees. They hold on any number of nodes."""
+        # Groups and bounds of families ask several times for each of them.
+        known, key = self.costs.least, (self.context.gpus.gpus_per_node, self.at, tp, cp, size, ep, is_fused)
+        if key not in known:
+            known[key] = self._new_least_costs(tp, cp, size, ep, is_fused=is_fused)
+        return known[key]
+
+    def _new_least_costs(self, tp: int, cp: int, size: int, ep: int, *, is_fused: bool) -> LayerCosts:
         config = changed(self.shapes[tp, cp], micro_batch_size=size, ep=ep, fused_elementwise=is_fused)
         # With ZeRO stage 3 gradients are not accumulated, and beside a pipeline no weights are gathered.
         if MAX_ZERO in self.space.rules.zero_stages:

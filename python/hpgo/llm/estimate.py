@@ -554,7 +554,7 @@ def other_stack(cluster: Cluster, framework: str, platform: Platform | DeviceRec
     implied = stack_of(None, cluster, framework)
     # A stack that no framework implies may be a variant of this one's, such as without overlap of TP communication.
     others = platform.software_stack.frameworks
-    if not others or framework.partition("@")[0] in others:
+    if not others or {framework, framework.partition("@")[0]} & {*others}:
         return ""
     return f"the platform's steps ran on stack `{platform.stack}`, but `{framework}` implies `{implied.name}`"
 

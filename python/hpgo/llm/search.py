@@ -223,7 +223,7 @@ def plan_llm(
     top = check_int("top", top, maximum=MAX_SHOWN)
     if devices is not None:
         cluster = cluster.first(devices)
-    found_stack = stack_on(stack, cluster, row.name, platform)
+    found_stack = stack_on(stack, cluster, f"{row.name}@{row.version}", platform)
     constants = constants_of(cluster, found_stack, platform, model)
     cluster = on_platform(cluster, platform)
     # The framework decides the kernel options. The search varies degrees, ZeRO, schedule and recomputation only.
