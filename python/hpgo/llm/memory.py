@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.llm.activation_offload import RESIDENT, offloaded_bytes
@@ -120,6 +120,18 @@ class PipelineRankLayers:
         )
 
 
+def _once(
+    term: Callable[[LayerContext, PipelineRankLayers], Amount],
+) -> Callable[[LayerContext, PipelineRankLayers], Amount]:
+    """Return a term of a GPU's memory that computes the amount of each context and rank only once."""
+
+    @wraps(term)
+    def amount(context: LayerContext, held: PipelineRankLayers) -> Amount:
+        return context.once_for_rank(term, held)
+
+    return amount
+
+
 def _largest(layers: LayerAmounts, each: Callable[[Kind], float], *, recomputed: bool | None = None) -> Amount:
     """Return the maximum of `each` over the layers that a GPU holds, or over those with or without recomputation."""
     # Multiplying by the comparison instead of branching makes this work on arrays of counts, too.
@@ -130,6 +142,7 @@ def _largest(layers: LayerAmounts, each: Callable[[Kind], float], *, recomputed:
     return found
 
 
+@_once
 def parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the parameters of a GPU before ZeRO shards them."""
     model = context.model
@@ -151,6 +164,7 @@ def parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     return found + copy * words
 
 
+@_once
 def expert_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the part of `parameters` that belongs to experts."""
     return _of_layers(expert_weights, context, held)
@@ -185,6 +199,7 @@ def sharded_trained(context: LayerContext, held: PipelineRankLayers) -> Amount:
     return _sharded(context, trained_parameters(context, held), trained_expert_parameters(context, held))
 
 
+@_once
 def updated_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the parameters that a GPU's optimizer updates: of all that it trains, the shard with ZeRO."""
     return (sharded_trained if context.config.zero_stage >= 1 else trained_parameters)(context, held)
@@ -382,6 +397,7 @@ def _recomputed_bytes(context: LayerContext) -> float:
     return SAVED[False](context) - SAVED[True](context)
 
 
+@_once
 def activations(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes of all micro-batches in flight, and of the largest layer that is being recomputed.
 
@@ -404,6 +420,7 @@ def activations(context: LayerContext, held: PipelineRankLayers) -> Amount:
     return found + sum(count * context.once(_recomputed_bytes, kind) for kind, count in waits)
 
 
+@_once
 def logits(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes at the loss of one micro-batch, and at the losses of multi-token prediction."""
     config, model = context.config, context.model
