@@ -7,7 +7,7 @@ result. So it returns the same configurations as a simulation of every configura
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, get_args
@@ -290,7 +290,11 @@ class _Question:
     space: SearchSpace
     global_batch_size: int
     reserved_bytes: float
-    costs: SharedCosts = field(default_factory=SharedCosts)
+
+    @cached_property
+    def costs(self) -> SharedCosts:
+        """Costs that the searches on different numbers of GPUs share."""
+        return SharedCosts(self.limit_bytes)
 
     @cached_property
     def state_bytes(self) -> float:
