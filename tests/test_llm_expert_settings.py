@@ -19,6 +19,7 @@ from hpgo.llm.parallelism import OffloadedModule, ParallelismConfig, TokenDispat
 from hpgo.llm.run_logs import read_log
 from hpgo.llm.search_space import shown
 from hpgo.model.transformer_presets import TRANSFORMERS
+from hpgo.show.llm_report import lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -237,6 +238,29 @@ def test_offloaded_modules_leave_the_gpu_and_return_over_the_link_to_the_cpu() -
         assert one.step_s == pytest.approx(plain.step_s) or term(one, "cpu_offload") > 0
         plain_terms, terms = (dict(each.time_by_term_s) for each in (plain, one))
         assert all(terms[key] == pytest.approx(plain_terms[key]) for key in ("linear", "experts", "attention"))
+
+
+def test_offloaded_activations_are_in_cpu_memory_and_two_layers_of_them_on_the_gpu_too() -> None:
+    """Both memories together hold what the GPU held alone, and the copies of the two layers that stay."""
+    plain, one = estimate(pp=4, ep=8), estimate(pp=4, ep=8, offload_modules=["core_attn", "moe_act"])
+    for before, after in zip(plain.stages, one.stages, strict=True):
+        left = dict(before.memory_bytes)["activations"] - dict(after.memory_bytes)["activations"]
+        (layers,) = after.layers
+        each = (after.cpu_activation_bytes - left) / 2
+        in_flight = after.cpu_activation_bytes / each / (layers[1] - layers[0])
+        assert before.cpu_activation_bytes == 0 < left < after.cpu_activation_bytes
+        assert in_flight == pytest.approx(round(in_flight))
+        assert in_flight >= 1
+    assert "per GPU, for offloaded activations" in "\n".join(lines(one))
+    assert "CPU memory" not in "\n".join(lines(plain))
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 20])
+def test_offloaded_layers_are_in_cpu_memory(layers: int) -> None:
+    plain, one = (estimate("llama-3-8b", cpu_offload_num_layers=count) for count in (0, layers))
+    each = column(plain, "activations") / 32
+    assert one.fullest.cpu_activation_bytes == pytest.approx(layers * each)
+    assert column(plain, "activations") - column(one, "activations") == pytest.approx(max(0, layers - 2) * each)
 
 
 def test_a_faster_link_to_the_cpu_exposes_less() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hpgo.jobs.parts import PlanKind
     from hpgo.jobs.scripts import LauncherName
     from hpgo.llm.plan import LlmPlan
+    from hpgo.llm.search_space import Value
     from hpgo.planning.plans import Plan
 
 
@@ -36,14 +37,18 @@ def check_job_folder(folder: str, framework: TargetName, kind: PlanKind) -> Targ
     return target
 
 
-def check_llm_job_folder(folder: str, framework: TargetName, model: str, fixed: Mapping[str, object]) -> None:
+def check_llm_job_folder(folder: str, framework: TargetName, model: str, fixed: Mapping[str, Value]) -> None:
     """Raise ArgumentError before a search runs, if no job folder can train a model with `fixed` settings."""
     from hpgo.jobs.deepspeed import check_language_model
     from hpgo.jobs.folder import check_settings
+    from hpgo.llm.frameworks import framework_support
+    from hpgo.llm.search_space import SearchSpace
     from hpgo.model.formats.transformers import transformer_of
 
     target = check_job_folder(folder, framework, "transformers")
-    check_settings({name.replace("-", "_"): value for name, value in fixed.items()}, target)
+    # The command line gives words, which the search space turns into values, or refuses.
+    row, support = framework_support(framework)
+    check_settings(SearchSpace.of(support, row.title, fix=dict(fixed)).fixed, target)
     if target.name == "deepspeed":
         check_language_model(transformer_of(model))
 

@@ -105,8 +105,7 @@ def check_settings(settings: Mapping[str, object], target: Target) -> None:
     lacks["packed_length"] = scripted or target.name == "megatron"
     for name, is_lacking in lacks.items():
         default = ParallelismConfig.__dataclass_fields__[name].default
-        # The command line gives words, and an estimate has values.
-        if is_lacking and str(value := settings.get(name, default)) != str(default):
+        if is_lacking and (value := settings.get(name, default)) != default:
             runs = "train all weights with AdamW on whole sequences" if scripted else "train on whole sequences"
             raise ArgumentError(
                 f"{name} is {value}, but job folders for {target.title} {runs}",

@@ -70,6 +70,8 @@ class BestFirst:
     _sorted: dict[tuple[tuple[int, ...], float, float], list[tuple[tuple[object, ...], list[Candidate]]]] = field(
         default_factory=dict
     )
+    _plainest: dict[tuple[int, ...], tuple[object, ...]] = field(default_factory=dict)
+    """Rank of each group's plainest configuration, by the group's position."""
     _steps_s: dict[ParallelismConfig, float] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
 
@@ -192,7 +194,7 @@ class BestFirst:
         # of a group has a lower bound on the ranks of all its configurations, so most groups are never opened.
         order = count()
         heap: list[tuple[tuple[object, ...], float, int, ConfigGroup | _Waiting | PipelineStages]] = [
-            (rank(group.plainest), group.bound_s, next(order), group) for group in groups
+            (self._rank_of(group, rank), group.bound_s, next(order), group) for group in groups
         ]
         heapify(heap)
         best: tuple[tuple[object, ...], float] | None = None
@@ -216,6 +218,13 @@ class BestFirst:
                 if found[0] <= max_s and (best is None or (key, found[0]) < best):
                     best, chosen = (key, found[0]), found
         return chosen
+
+    def _rank_of(self, group: ConfigGroup, rank: Rank) -> tuple[object, ...]:
+        """Return a lower bound on the ranks of a group's configurations."""
+        # The lists of several meshes and memory limits have the same groups.
+        if group.order not in self._plainest:
+            self._plainest[group.order] = rank(group.plainest)
+        return self._plainest[group.order]
 
     def _by_rank(
         self, group: ConfigGroup, limit_bytes: float, max_s: float, rank: Rank

@@ -21,7 +21,7 @@ from hpgo.llm.config_groups import ConfigGroup
 from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.layer_split import LayerSplits
 from hpgo.llm.layer_time import BY_EP, LAUNCH, LAYER
-from hpgo.llm.memory import STATE, PipelineRankLayers, stage_memory
+from hpgo.llm.memory import STATE, PipelineRankLayers, logits, stage_memory
 from hpgo.llm.optimizer_time import min_cpu_step_s
 from hpgo.llm.parallelism import MAX_ZERO, RecomputedModule, changed, check_degrees, has_whole_rounds
 from hpgo.llm.recompute import MODULES, without_parts
@@ -66,7 +66,9 @@ class _Pipeline(NamedTuple):
 class SharedCosts:
     """Costs of shapes, and layer splits, for searches of one space on different numbers of GPUs."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_bytes: float = inf) -> None:
+        self.limit_bytes = limit_bytes
+        """Memory of a GPU that configurations may use."""
         self.spaces: list[tuple[SearchSpace, bool]] = []
         """Parts of the search space, one for each of its grids, and whether they add CUDA graphs to the one before."""
         self._rings: dict[tuple[int, ...], int] = {}
@@ -75,7 +77,9 @@ class SharedCosts:
         self._splits: dict[object, LayerSplits] = {}
         self._families: dict[object, list[tuple[float, int, int, int]]] = {}
         self._by_ep: dict[object, list[tuple[float, int]]] = {}
-        self._powers = 0
+        self.least: dict[object, LayerCosts] = {}
+        """Lowest costs of groups by the GPUs of a node, the position of a grid, and degrees."""
+        self._gpus = 0
         self._shapes: dict[object, dict[tuple[int, int], ParallelismConfig]] = {}
 
     def of(
@@ -111,15 +115,16 @@ class SharedCosts:
     def shapes(self, grid: ConfigGrid) -> dict[tuple[int, int], ParallelismConfig]:
         """Return the configurations of a grid by tp and cp. Some may not divide its number of GPUs."""
         gpus, context, takes = grid.context.gpus, grid.context, grid.space.takes
-        # The first search has the most GPUs, so it has all cp of the later ones.
+        # The first search has the most GPUs, so it has all shapes of the later ones.
         key = gpus.gpus_per_node, grid.at
-        self._powers = max(self._powers, gpus.count.bit_length())
+        self._gpus = max(self._gpus, gpus.count)
         if key not in self._shapes:
-            cps = [1 << power for power in range(self._powers) if takes("cp", 1 << power)]
+            cps = [1 << power for power in range(self._gpus.bit_length()) if takes("cp", 1 << power)]
             tps = [tp for tp in divisors(gpus.gpus_per_node) if takes("tp", tp)]
             found = {
                 (tp, cp): changed(context.config, tp=tp, sequence_parallel=tp > 1, cp=cp)
                 for tp, cp in product(tps, cps)
+                if tp * cp <= self._gpus
             }
             self._shapes[key] = {at: shape for at, shape in found.items() if _divides(shape, context)}
         return self._shapes[key]
@@ -135,7 +140,7 @@ class SharedCosts:
             found = [
                 (grid.least_gpu_s(tp, cp, size), tp, cp, size)
                 for (tp, cp), size in product(grid.shapes, sizes)
-                if grid.may_gain(tp, cp, size)
+                if grid.min_bytes(tp, cp, size) <= self.limit_bytes and grid.may_gain(tp, cp, size)
             ]
             self._families[key] = sorted(found)
         return self._families[key]
@@ -244,6 +249,12 @@ class ConfigGrid:
         times = self.plain._least_costs(tp, cp, size, ep or 1).layer.values()
         return any(one.forward_s[LAUNCH] > 0 or one.backward_s[LAUNCH] > 0 for one in times)
 
+    def min_bytes(self, tp: int, cp: int, size: int) -> float:
+        """Return a lower bound on the memory of the GPU with the LM head, with any other degrees."""
+        context = self.context.of_config(changed(self.shapes[tp, cp], micro_batch_size=size))
+        held_bytes: float = logits(context, PipelineRankLayers({}, {}, embedding=0, head=1))
+        return (held_bytes + context.constants.framework_overhead_bytes) * (1 - SLACK)
+
     def least_gpu_s(self, tp: int, cp: int, size: int, ep: int | None = None) -> float:
         """Return a lower bound on the GPU-seconds of a step with some ep, or with any, and with any other degrees.
 
@@ -259,7 +270,14 @@ class ConfigGrid:
         return found * self.batch / size * tp * cp * (1 - 4 * SLACK)
 
     def _least_costs(self, tp: int, cp: int, size: int, ep: int, *, is_fused: bool = True) -> LayerCosts:
-        """Return the lowest costs of all groups with these degrees."""
+        """Return the lowest costs of all groups with these degrees. They hold on any number of nodes."""
+        # Groups and bounds of families ask several times for each of them.
+        known, key = self.costs.least, (self.context.gpus.gpus_per_node, self.at, tp, cp, size, ep, is_fused)
+        if key not in known:
+            known[key] = self._new_least_costs(tp, cp, size, ep, is_fused=is_fused)
+        return known[key]
+
+    def _new_least_costs(self, tp: int, cp: int, size: int, ep: int, *, is_fused: bool) -> LayerCosts:
         config = changed(self.shapes[tp, cp], micro_batch_size=size, ep=ep, fused_elementwise=is_fused)
         # With ZeRO stage 3 gradients are not accumulated, and beside a pipeline no weights are gathered.
         if MAX_ZERO in self.space.rules.zero_stages:

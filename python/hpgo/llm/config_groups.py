@@ -147,10 +147,16 @@ class ConfigGroup:
         )
 
     def _config(self, vpp: int, zero_stage: int) -> ParallelismConfig:
-        return changed(
-            self.costs.context.config, pp=self.pp, vpp=vpp, pp_schedule=self.splits.schedule, dp=self.dp,
-            zero_stage=zero_stage, dp_replicate=self.dp_replicate,
-        )  # fmt: skip
+        if (vpp, zero_stage) not in self._configs:
+            self._configs[vpp, zero_stage] = changed(
+                self.costs.context.config, pp=self.pp, vpp=vpp, pp_schedule=self.splits.schedule, dp=self.dp,
+                zero_stage=zero_stage, dp_replicate=self.dp_replicate,
+            )  # fmt: skip
+        return self._configs[vpp, zero_stage]
+
+    @cached_property
+    def _configs(self) -> dict[tuple[int, int], ParallelismConfig]:
+        return {}
 
     @cached_property
     def _bounds(self) -> GroupBounds:

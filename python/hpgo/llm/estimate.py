@@ -26,6 +26,7 @@ from hpgo.llm.memory import (
     PipelineRankLayers,
     activations,
     allocator_cached_bytes,
+    cpu_activation_bytes,
     cpu_bytes,
     parameters,
     stage_memory,
@@ -112,6 +113,8 @@ class StageEstimate(Record):
     wait for other ranks."""
     cpu_bytes: float = 0.0
     """Bytes of CPU memory that one GPU's optimizer state and weights take."""
+    cpu_activation_bytes: float = 0.0
+    """Bytes of CPU memory that one GPU's offloaded activations take, of all micro-batches in flight."""
 
     @property
     def peak_bytes(self) -> float:
@@ -551,7 +554,7 @@ def other_stack(cluster: Cluster, framework: str, platform: Platform | DeviceRec
     implied = stack_of(None, cluster, framework)
     # A stack that no framework implies may be a variant of this one's, such as without overlap of TP communication.
     others = platform.software_stack.frameworks
-    if not others or framework.partition("@")[0] in others:
+    if not others or {framework, framework.partition("@")[0]} & {*others}:
         return ""
     return f"the platform's steps ran on stack `{platform.stack}`, but `{framework}` implies `{implied.name}`"
 
@@ -654,6 +657,7 @@ def estimate_stages(stages: PipelineStages, cluster: str, step_s: float, *, glob
                 sum(seconds for key, seconds in spent[rank] if key not in COMMUNICATION and key != _BUBBLE),
                 sum(seconds for key, seconds in spent[rank] if key in COMMUNICATION),
                 cpu_bytes(context, held),
+                cpu_activation_bytes(context, held, stages.held(0)[: context.config.cpu_offload_num_layers]),
             )
             for rank, held in enumerate(_rank_layers(stages, rank) for rank in range(pp))
         ),

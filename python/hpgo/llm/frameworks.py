@@ -22,12 +22,13 @@ from hpgo.llm.parallelism import (
     PipelineSchedule,
     Precision,
     Recompute,
+    check_degrees,
 )
 from hpgo.llm.pipeline_layout import parse_layout
 from hpgo.programs.frameworks import NAMES, TABLE, Framework, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from hpgo.model.transformer import Transformer
 
@@ -146,13 +147,8 @@ class FrameworkSupport(Record):
         """
         if (why := self._why_lacking(model)) is None:
             return None
-        # A framework without a version is its latest release, so that one is named if both run the model.
-        able = {
-            name: name if framework_support(name)[1] is rules else f"{name}@{version}"
-            for (name, version), rules in SUPPORT.items()
-            if rules._why_lacking(model) is None
-        }
-        others = [f"use {join_words([f'`--framework {name}`' for name in able.values()], 'or')}"] if able else []
+        able = _named(lambda rules: rules._why_lacking(model) is None)
+        others = [f"use {able}"] if able else []
         further = self._lacking_further(model) is not None
         return Unsupported(why, ", or ".join([FEWER_TOKENS, *others] if further else [*others, BY_HAND]))
 
@@ -437,6 +433,15 @@ class FrameworkSupport(Record):
             "" if config.zero_stage else " without ZeRO"
         )
 
+    def known_stages(self, pp: int) -> tuple[int, ...]:
+        """Return all ZeRO stages of the framework with `pp` pipeline ranks, and 0, which is none.
+
+        >>> MEGATRON.known_stages(1), TORCHTITAN.known_stages(2)
+        ((0, 1, 3), (0, 2))
+        """
+        alone = () if pp > 1 else (*self.zero_stages, *self.fsdp_stages)
+        return tuple(sorted({0, *alone, *self.zero_stages_with_pp}))
+
     def zero_stages_of(
         self, config: ParallelismConfig, *, micro_batches: int, experts: bool = False
     ) -> tuple[int, ...]:
@@ -570,6 +575,43 @@ SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
     ("deepspeed", "0.19"): DEEPSPEED,
 }
 """Supported configurations by the name and version of `hpgo.programs.frameworks`."""
+
+
+def frameworks_for(
+    model: Transformer, config: ParallelismConfig, *, zero_stage: int | None, seq_length: int
+) -> str:  # fmt: skip
+    """Return the options of the frameworks that run a configuration of `model`, joined by "or"; empty if none does.
+
+    `zero_stage` replaces the stage of `config`; None stands for any. Layers may be divided among other pipeline ranks.
+
+    >>> from hpgo.model.transformer_presets import named_transformer
+    >>> paged = ParallelismConfig(optimizer="paged_adam")
+    >>> frameworks_for(named_transformer("llama-3-8b"), paged, zero_stage=None, seq_length=4096)
+    '`--framework deepspeed`'
+    """
+    try:
+        check_degrees(model, replace(config, pp=1, vpp=1, pp_schedule="1f1b"), seq_length=seq_length)
+    except ArgumentError:
+        return ""  # the model is the obstacle, such as one without experts
+
+    def runs(rules: FrameworkSupport) -> bool:
+        stage = rules.open_stage(config) if zero_stage is None else zero_stage
+        if rules.lacking(model) or (zero_stage is not None and stage not in rules.known_stages(config.pp)):
+            return False
+        return rules.broken_degrees(rules.as_run(replace(config, zero_stage=stage)), model=model) is None
+
+    return _named(runs)
+
+
+def _named(is_able: Callable[[FrameworkSupport], bool]) -> str:
+    """Return the options that choose one of the able frameworks, joined by "or"."""
+    # A framework without a version is its latest release, so that one is named if several are able.
+    able = {
+        name: name if framework_support(name)[1] is rules else f"{name}@{version}"
+        for (name, version), rules in SUPPORT.items()
+        if is_able(rules)
+    }
+    return join_words([f"`--framework {name}`" for name in able.values()], "or")
 
 
 def _unusual(model: Transformer) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpgo.llm.amounts import maximum, minimum
 from hpgo.llm.parallelism import MAX_ZERO
@@ -54,20 +54,38 @@ class LayerContext:
 
     def of(self, kind: Kind) -> LayerContext:
         """Return the context of a layer of another kind."""
-        # The search calls this thousands of times, and `dataclasses.replace` is four times slower.
-        if kind == self.kind:
-            return self
-        return LayerContext(self.model, self.config, self.gpus, self.constants, self.seq_length, kind)
+        return self if kind == self.kind else self._with(self.config, self.gpus, kind)
 
     def of_config(self, config: ParallelismConfig, gpus: Gpus | None = None) -> LayerContext:
         """Return the context of another configuration, and perhaps of other GPUs."""
-        return LayerContext(self.model, config, gpus or self.gpus, self.constants, self.seq_length, self.kind)
+        return self._with(config, gpus or self.gpus, self.kind)
+
+    def _with(self, config: ParallelismConfig, gpus: Gpus, kind: Kind) -> LayerContext:
+        # The search calls this thousands of times, and the constructor of a frozen class is three times slower.
+        found = object.__new__(LayerContext)
+        vars(found).update(
+            model=self.model, config=config, gpus=gpus, constants=self.constants, seq_length=self.seq_length, kind=kind
+        )
+        return found
 
     def once(self, term: Callable[[LayerContext], float], kind: Kind) -> float:
         """Return `term` of a layer of a kind. Each context computes it only once."""
         if (term, kind) not in self._known:
             self._known[term, kind] = term(self.of(kind))
         return self._known[term, kind]
+
+    def once_for_rank(self, term: Callable[[LayerContext, Any], Amount], held: object) -> Amount:
+        """Return `term` of `held`, the layers of a GPU. Each context computes it only once for the same object."""
+        # Columns of memory need the same sums. Amounts may be arrays, so objects are told apart by identity, and kept
+        # to keep their identity.
+        key = term, id(held)
+        if key not in self._of_ranks:
+            self._of_ranks[key] = held, term(self, held)
+        return self._of_ranks[key][1]
+
+    @cached_property
+    def _of_ranks(self) -> dict[tuple[object, int], tuple[object, Amount]]:
+        return {}
 
     @cached_property
     def _known(self) -> dict[tuple[Callable[[LayerContext], float], Kind], float]:

@@ -19,6 +19,7 @@ from hpgo.hardware.cluster import Cluster
 from hpgo.hardware.presets import PRESETS
 from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_llm, estimate_on
 from hpgo.llm.plan import LlmPlan
+from hpgo.llm.refused_settings import check_setting
 from hpgo.llm.run_logs import read_log
 from hpgo.llm.stack import Stack, check_custom_stack, stack_of, stacks
 from hpgo.model.formats.transformers import transformer_of
@@ -298,6 +299,8 @@ def _of_csv(text: str, file: str) -> list[Section]:
 
 
 def _step(row: Section, folder: Path) -> MeasuredStep:
+    for name in row:
+        row.build(check_setting, str(name))
     given: dict[str, Any] = {
         name: row.whole(name, minimum=1) for name in ("global_batch_size", "seq_length", *_COUNTS) if name in row
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.llm.activation_offload import RESIDENT, offloaded_bytes
@@ -120,6 +120,18 @@ class PipelineRankLayers:
         )
 
 
+def _once(
+    term: Callable[[LayerContext, PipelineRankLayers], Amount],
+) -> Callable[[LayerContext, PipelineRankLayers], Amount]:
+    """Return a term of a GPU's memory that computes the amount of each context and rank only once."""
+
+    @wraps(term)
+    def amount(context: LayerContext, held: PipelineRankLayers) -> Amount:
+        return context.once_for_rank(term, held)
+
+    return amount
+
+
 def _largest(layers: LayerAmounts, each: Callable[[Kind], float], *, recomputed: bool | None = None) -> Amount:
     """Return the maximum of `each` over the layers that a GPU holds, or over those with or without recomputation."""
     # Multiplying by the comparison instead of branching makes this work on arrays of counts, too.
@@ -130,6 +142,7 @@ def _largest(layers: LayerAmounts, each: Callable[[Kind], float], *, recomputed:
     return found
 
 
+@_once
 def parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the parameters of a GPU before ZeRO shards them."""
     model = context.model
@@ -151,6 +164,7 @@ def parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     return found + copy * words
 
 
+@_once
 def expert_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the part of `parameters` that belongs to experts."""
     return _of_layers(expert_weights, context, held)
@@ -185,6 +199,7 @@ def sharded_trained(context: LayerContext, held: PipelineRankLayers) -> Amount:
     return _sharded(context, trained_parameters(context, held), trained_expert_parameters(context, held))
 
 
+@_once
 def updated_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the parameters that a GPU's optimizer updates: of all that it trains, the shard with ZeRO."""
     return (sharded_trained if context.config.zero_stage >= 1 else trained_parameters)(context, held)
@@ -274,6 +289,16 @@ def cpu_bytes(context: LayerContext, held: PipelineRankLayers) -> Amount:
     found = config.optimizer_offload_fraction * (_moments(context, held) + copies)
     # FSDP's shards in 32 bits are the weights that are updated. DeepSpeed has shards in 16 bits besides.
     return found + VALUE * sharded_parameters(context, held) * (config.offload_params and not config.dtensor)
+
+
+def cpu_activation_bytes(context: LayerContext, held: PipelineRankLayers, away: Iterable[Kind]) -> Amount:
+    """Return the bytes of CPU memory that one GPU's offloaded activations take.
+
+    `away` are the layers that are offloaded as a whole, which excludes a pipeline, so one micro-batch is in flight. The
+    layers whose activations are on the GPU all the same count, too: their copies are deleted only after the transfer.
+    """
+    modules = sum((count * context.once(offloaded_bytes, kind) for (kind, _), count in held.in_flight.items()), 0.0)
+    return modules + sum(context.once(SAVED[False], kind) for kind in away)
 
 
 def optimizer_workspace(context: LayerContext, held: PipelineRankLayers) -> Amount:
@@ -372,6 +397,7 @@ def _recomputed_bytes(context: LayerContext) -> float:
     return SAVED[False](context) - SAVED[True](context)
 
 
+@_once
 def activations(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes of all micro-batches in flight, and of the largest layer that is being recomputed.
 
@@ -394,6 +420,7 @@ def activations(context: LayerContext, held: PipelineRankLayers) -> Amount:
     return found + sum(count * context.once(_recomputed_bytes, kind) for kind, count in waits)
 
 
+@_once
 def logits(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes at the loss of one micro-batch, and at the losses of multi-token prediction."""
     config, model = context.config, context.model

@@ -7,7 +7,7 @@ result. So it returns the same configurations as a simulation of every configura
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, get_args
@@ -229,7 +229,7 @@ def plan_llm(
     top = check_int("top", top, maximum=MAX_SHOWN)
     if devices is not None:
         cluster = cluster.first(devices)
-    found_stack = stack_on(stack, cluster, row.name, platform)
+    found_stack = stack_on(stack, cluster, f"{row.name}@{row.version}", platform)
     constants = constants_of(cluster, found_stack, platform, model)
     cluster = on_platform(cluster, platform)
     # The framework decides the kernel options. The search varies degrees, ZeRO, schedule and recomputation only.
@@ -303,7 +303,11 @@ class _Question:
     """Search space that is searched: the given one, or that with optimizer state in CPU memory."""
     global_batch_size: int
     reserved_bytes: float
-    costs: SharedCosts = field(default_factory=SharedCosts)
+
+    @cached_property
+    def costs(self) -> SharedCosts:
+        """Costs that the searches on different numbers of GPUs share."""
+        return SharedCosts(self.limit_bytes)
 
     @property
     def said(self) -> str:

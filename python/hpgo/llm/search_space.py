@@ -9,6 +9,7 @@ from hpgo.base.checks import check_int, check_list, number
 from hpgo.base.divisors import divisors
 from hpgo.base.messages import did_you_mean, join_words, safe_repr, shorten
 from hpgo.errors import ArgumentError
+from hpgo.llm.frameworks import frameworks_for
 from hpgo.llm.parallelism import (
     MAX_ZERO,
     BaseWeightsDtype,
@@ -28,6 +29,7 @@ from hpgo.llm.parallelism import (
     ends_of,
     nearest,
 )
+from hpgo.llm.refused_settings import check_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -225,18 +227,14 @@ class SearchSpace:
                 " `hpgo llm estimate --no-flash-attention`",
             )
         if why := rules.broken_degrees(rules.as_run(config), model=model):
-            raise ArgumentError(
-                f"{self.title} {why}",
-                "leave that open, or choose another framework: `--framework megatron` runs the most configurations",
-                code="unsupported",
-            )
+            stage = self.degree("zero_stage") if "zero_stage" in given else None
+            others = frameworks_for(model, config, zero_stage=stage, seq_length=seq_length)
+            hint = f"leave that open, or use {others}" if others else "leave that open"
+            raise ArgumentError(f"{self.title} {why}", hint, code="unsupported")
         zero = self.degree("zero_stage", 0)
         if (groups := self.degree(_GROUPS)) > 1:
             self._check_groups(groups)
-        known = sorted(
-            {0, *(rules.zero_stages_with_pp if degree["pp"] > 1 else (*rules.zero_stages, *rules.zero_stages_with_pp))}
-        )
-        known += rules.fsdp_stages if degree["pp"] == 1 else ()
+        known = rules.known_stages(degree["pp"])
         if zero not in known:
             beside = " with a pipeline" if degree["pp"] > 1 else ""
             raise DegreeError(
@@ -323,6 +321,7 @@ def _name(name: object) -> str:
     """Return the name of a degree that may be fixed, written with dashes or underscores."""
     known = name.strip().replace("-", "_") if isinstance(name, str) else ""
     if known not in NAMES:
+        check_setting(known)
         text = shorten(name) if isinstance(name, str) else safe_repr(name)
         raise ArgumentError(
             f"there is no degree `{text}` to fix or exclude",

@@ -70,7 +70,7 @@ class Stack(Record):
     title: str
     """Description in reports."""
     frameworks: tuple[str, ...] = ()
-    """Frameworks that imply this stack."""
+    """Frameworks that imply this stack, each perhaps with the only version that does: `torchtitan@0.2`."""
     devices: tuple[str, ...] = ()
     """Chips on which they do; empty means all."""
     attention: float = 1.0
@@ -201,6 +201,8 @@ def stack_of(stack: Stack | str | os.PathLike[str] | None, cluster: Cluster, fra
     >>> from hpgo.hardware.cluster import Cluster
     >>> [stack_of(None, Cluster.preset(name), "megatron").name for name in ("h100:1", "b200:1")]
     ['te-hopper', 'default']
+    >>> [stack_of(None, Cluster.preset("h100:1"), f"torchtitan@{version}").name for version in ("0.2", "0.3")]
+    ['torchtitan-cudnn', 'torchtitan']
     """
     if isinstance(stack, Stack):
         return stack
@@ -234,12 +236,14 @@ def _implied(cluster: Cluster, framework: str | None) -> Stack:
     if framework is None:
         return Stack.named("default")
     name, chip = framework.partition("@")[0], family(cluster.nodes[0].device.name)
-    known = {one for stack in stacks().values() for one in stack.frameworks}
+    known = {one.partition("@")[0] for stack in stacks().values() for one in stack.frameworks}
     if name not in known:
         raise ArgumentError(
             f"framework `{shorten(name)}` implies no stack",
             f"use {join_words(sorted(known), 'or')}, or name a stack with `--stack`",
             code="unknown_name",
         )
-    fitting = (one for one in stacks().values() if name in one.frameworks and (not one.devices or chip in one.devices))
+    on_chip = [one for one in stacks().values() if not one.devices or chip in one.devices]
+    # The stack of a version takes precedence over that of all versions.
+    fitting = (one for wanted in (framework, name) for one in on_chip if wanted in one.frameworks)
     return next(fitting, Stack.named("default"))

@@ -171,8 +171,11 @@ def _answer(estimate: LlmEstimate, width: int, stack: Stack | None) -> list[str]
     )
     rows = [("Step time", step), ("Throughput", throughput), ("Memory", memory)]
     rows += [("", note) for note in (*_close(estimate), *_cached(estimate))]
-    if cpu_bytes := max(stage.cpu_bytes for stage in estimate.stages):
-        rows.append(("CPU memory", f"{format_bytes(cpu_bytes)} per GPU, for the optimizer's state"))
+    state_bytes = max(stage.cpu_bytes for stage in estimate.stages)
+    activation_bytes = max(stage.cpu_activation_bytes for stage in estimate.stages)
+    on_cpu = (("the optimizer's state", state_bytes), ("offloaded activations", activation_bytes))
+    if used := [f"{format_bytes(size)} per GPU, for {what}" for what, size in on_cpu if size]:
+        rows.append(("CPU memory", "; ".join(used)))
     known = stack or stacks().get(estimate.stack)
     rows.append(("Stack", printable(estimate.stack) + (f": {printable(known.title)}" if known else "")))
     return [

@@ -74,7 +74,7 @@ def moves(
         # It is not in this list, so estimate it as the search did.
         used = platform if found is after else None
         batch = {"global_batch_size": one.global_batch_size, "seq_length": one.seq_length}
-        known = stack_on(stack, found.cluster, found.framework.partition("@")[0], used)
+        known = stack_on(stack, found.cluster, found.framework, used)
         return estimate_on(found.transformer, found.cluster, config, known, used, **batch)
 
     return tuple(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.checks import check_int
 from hpgo.base.documents import Section, record
 from hpgo.base.messages import did_you_mean, join_words, safe_repr, shorten
-from hpgo.errors import ProfileError
+from hpgo.errors import HpgoError, ProfileError
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.blocks import Attention, Block, Conv, Experts, Latent, Linear, Mlp, Scan, Vector
 from hpgo.model.formulas import FormulaError, formula
@@ -164,8 +164,20 @@ def _blocks(family: Family, top: Section, values: _Values, fields: Mapping[str, 
     for spec in specs.values():
         while (base := spec.pop("of", None)) is not None:
             spec |= {key: part for key, part in family.blocks[base].items() if key not in spec}
-    blocks = tuple(top.build(_block, values, name, spec, fields) for name, spec in specs.items())
+    try:
+        blocks = tuple(_block(values, name, spec, fields) for name, spec in specs.items())
+    except HpgoError as error:
+        top.reraise(error, hint=error.hint.replace("`groups`", f"`{_key_of_groups(family, values)}`"))
     return {"blocks": blocks, "pattern": tuple(pattern)}
+
+
+def _key_of_groups(family: Family, values: _Values) -> str:
+    """Return the key that sets the groups of a family's scans; `groups` if none does."""
+    scans = (scan for block in family.blocks.values() for scan in (block or {}).get("scans", ()))
+    formulas = [scan["groups"] for scan in scans if "groups" in scan]
+    # Families that share the formulas of a scan name their own keys in `defaults`.
+    keys = [values.key_of(family.defaults.get(text, text)) for text in formulas]
+    return next(filter(None, keys), "groups")
 
 
 _LISTED = {"scans": Scan, "linears": Linear, "convs": Conv, "vectors": Vector}
