@@ -198,8 +198,8 @@ def plan_llm(
     - no CUDA graphs, or those that the framework runs: of whole layers or of the step for models without experts, and
       of all modules with fixed shapes for models with experts;
     - hybrid sharding in groups of whole nodes, if the framework runs it with ZeRO stage 3;
-    - if nothing fits on all GPUs, optimizer state in CPU memory: the smallest share that fits of a quarter, a half,
-      three quarters and all, or all with the weights where the framework stores them there.
+    - if nothing fits on all GPUs, optimizer state in CPU memory: the smallest share that surely fits of a quarter, a
+      half, three quarters and all, or all with the weights where the framework stores them there.
 
     Without `devices`, the search also tries fewer GPUs: the same number on each of the first nodes. It uses them if no
     configuration on more GPUs is faster.
@@ -326,6 +326,12 @@ class _Question:
         """Memory of a GPU that configurations may use."""
         return self.context.gpus.memory_bytes - self.reserved_bytes
 
+    @property
+    def limits_bytes(self) -> list[float]:
+        """Memory limits for the choice: with memory to spare first, for which more layers may have to be recomputed."""
+        sure = sure_bytes(self.context.gpus.memory_bytes)
+        return [sure, self.limit_bytes] if sure < self.limit_bytes else [self.limit_bytes]
+
     def answered(self, top: int, *, fewer: bool) -> tuple[_Question, tuple[Cluster, BestFirst, Found | None]]:
         """Return the question that has an answer, with it: this one, or the one with optimizer state in CPU memory.
 
@@ -343,9 +349,14 @@ class _Question:
 
     def _offloaded(self) -> _Question | None:
         """Return the question with the smallest share of optimizer state in CPU memory that fits; None if none does."""
-        # The CPU takes much longer to update weights than the GPUs, so the smallest share is the fastest.
-        spaces = filter(self._fits, filter(self._accepts, self.space.offloaded))
-        return next((replace(self, searched=space, costs=SharedCosts()) for space in spaces), None)
+        # The CPU takes much longer to update weights than the GPUs, so the smallest share is the fastest. With one that
+        # surely fits, memory is no longer in question.
+        spaces = list(filter(self._accepts, self.space.offloaded))
+        for limit_bytes in self.limits_bytes:
+            for space in spaces:
+                if self._fits(space, limit_bytes):
+                    return replace(self, searched=space)
+        return None
 
     def _solve(self, top: int, *, fewer: bool) -> tuple[Cluster, BestFirst, Found | None] | None:
         """Return the GPUs to use, the search on them, and the fastest configuration on all GPUs if these are fewer.
@@ -367,10 +378,7 @@ class _Question:
     def choices(self, search: BestFirst, rank: Rank) -> list[Found]:
         """Return the configurations of the list: of each of the fastest meshes, the preferred one."""
         max_s = search.fastest[0][0] * (1 + RELATIVE_ERROR)
-        limits_bytes = [self.limit_bytes]
-        # With memory to spare, if that is possible. More recomputed layers may then be necessary.
-        if (sure := sure_bytes(self.context.gpus.memory_bytes)) < self.limit_bytes:
-            limits_bytes.insert(0, sure)
+        limits_bytes = self.limits_bytes
         found = [search.preferred(max_s, limits_bytes, rank), search.fastest[0]]
         for step_s, stages in search.fastest:
             most_s = max_s if step_s <= max_s else step_s * (1 + RELATIVE_ERROR)
@@ -392,11 +400,11 @@ class _Question:
             return False
         return True
 
-    def _fits(self, space: SearchSpace) -> bool:
-        """Return whether a configuration of a search space fits on all GPUs."""
+    def _fits(self, space: SearchSpace, limit_bytes: float) -> bool:
+        """Return whether a configuration of a search space fits on all GPUs, within a limit."""
         # Larger micro-batches never need less memory, so trying the smallest ones decides.
         groups = config_groups(self.context, self.global_batch_size, smallest_batches(space), graphs=False)
-        return any_fits(groups, self.limit_bytes)
+        return any_fits(groups, limit_bytes)
 
     def _check(self, space: SearchSpace) -> None:
         precision, seq_length = self.context.config.precision, self.context.seq_length
