@@ -229,6 +229,8 @@ def tower_of(
             pattern=tuple(names),
             centred_norms=spec.get("centred_norms", False),
             ends=_block(values, "", joined, {}),
+            patches=values.of(spec.get("patches", 0)),
+            merge=values.of(projector.get("merge", spec.get("merge", 1))),
         )
     )
 
