@@ -177,3 +177,20 @@ def test_commands_take_images(tmp_path) -> None:
     assert none < frozen < some
     tower = shown("llm", "show", asked[0], "--json")["tower"]
     assert (tower["patches_per_image"], tower["tokens_per_image"]) == (4096, 256)
+
+
+@pytest.mark.parametrize(
+    ("name", "positions", "tokens"),
+    [("qwen2_audio", 1500, 750), ("audioflamingo3", 1500, 750), ("voxtral", 1500, 375)],
+)
+def test_a_clip_of_sound_takes_the_tokens_that_its_projection_leaves(name: str, positions: int, tokens: int) -> None:
+    tower = of_document({"model_type": name}).with_images(1).tower
+    assert tower is not None
+    assert (tower.name, tower.patches, tower.image_tokens) == ("audio", positions, tokens)
+
+
+def test_a_number_of_layers_that_contradicts_the_pattern_is_refused() -> None:
+    held = {"model_type": "nemotron_h", "hybrid_override_pattern": "ME*-"}
+    assert of_document(held | {"num_hidden_layers": 4}) == of_document(held)
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "num_hidden_layers", "is 2"):
+        of_document(held | {"num_hidden_layers": 2})

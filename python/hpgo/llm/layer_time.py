@@ -469,7 +469,7 @@ LAYER: dict[str, Term] = {
 HEAD: dict[str, Term] = {"lm_head": Term("LM head and loss", lm_head)}
 EMBEDDING: dict[str, Term] = {
     "embedding": Term("embedding", embedding),
-    "tower": Term("tower of images", tower),
+    "tower": Term("tower of images or sounds", tower),
 }
 LAUNCH = "launch_overhead"
 """Key of the seconds by which the CPU's kernel launches of a layer take longer than its GPU's work."""

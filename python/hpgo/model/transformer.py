@@ -66,11 +66,12 @@ class Tower(Record):
     """Operators before and after the layers. The first matrix embeds patches. All others act on merged patches, such as
     those of the projection to the decoder."""
     patches: int = 0
-    """Patches of one image, among which attention computes pairs; 0 if the configuration states no size of images."""
+    """Patches of one image, or positions of one clip of sound, among which attention computes pairs; 0 if the
+    configuration states no size of images."""
     merge: int = 1
     """Patches that become one token of the decoder."""
     images: int = 0
-    """Images of one sequence. The tokens of a sequence include those of its images."""
+    """Images, or clips of sound, of one sequence. The tokens of a sequence include those of its images."""
     frozen: bool = False
     """Whether the tower is not trained. It then has a forward pass only, and so has its projection."""
 

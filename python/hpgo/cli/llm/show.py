@@ -150,7 +150,12 @@ def _print(model: Transformer, seq_length: int, flop_per_token: float) -> None:
         facts.append((f"{tower.name} tower", f"{len(tower.pattern)} blocks, {tower.hidden:,} wide"))
         if tower.patches:
             sizes = f"{tower.patches:,} patches, {-(-tower.patches // tower.merge):,} tokens"
-            facts.append(("each image", f"{sizes}, {3 * tower.flop_per_image / 1e9:,.1f} GFLOP with a trained tower"))
+            facts.append(
+                (
+                    f"each {'clip' if tower.name == 'audio' else 'image'}",
+                    f"{sizes}, {3 * tower.flop_per_image / 1e9:,.1f} GFLOP with a trained tower",
+                )
+            )
     for name, value in facts:
         click.echo(f"{name:22}  {value}")
     click.echo()
