@@ -14,6 +14,7 @@ from refusals import refused
 import hpgo
 from hpgo.cli.main import group
 from hpgo.llm.estimate import estimate_on
+from hpgo.llm.megatron_shape import NoShapeError, megatron_shape
 from hpgo.llm.plan import LlmPlan
 from hpgo.llm.stack import stack_of
 from hpgo.model.formats.transformers import of_document, transformer_of
@@ -194,3 +195,10 @@ def test_a_number_of_layers_that_contradicts_the_pattern_is_refused() -> None:
     assert of_document(held | {"num_hidden_layers": 4}) == of_document(held)
     with refused(hpgo.errors.ProfileError, "invalid_profile", "num_hidden_layers", "is 2"):
         of_document(held | {"num_hidden_layers": 2})
+
+
+def test_values_of_another_width_than_keys_have_no_option_of_megatron() -> None:
+    model = of_document({"model_type": "mimo_v2_flash", "num_hidden_layers": 1, "num_attention_heads": 8})
+    assert model.block(model.kind(0)).attention[0].value_dim == 128
+    with pytest.raises(NoShapeError, match="values of another width"):
+        megatron_shape(model)
