@@ -202,3 +202,17 @@ def test_values_of_another_width_than_keys_have_no_option_of_megatron() -> None:
     assert model.block(model.kind(0)).attention[0].value_dim == 128
     with pytest.raises(NoShapeError, match="values of another width"):
         megatron_shape(model)
+
+
+def test_files_of_kimi_name_the_sizes_of_the_tower_in_their_own_words() -> None:
+    """The keys of the model's own code, such as `vt_hidden_size`."""
+    sizes = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 8, "intermediate_size": 200}
+    own = {f"vt_{key}": value for key, value in sizes.items()} | {"init_pos_emb_height": 8, "init_pos_emb_width": 6}
+    ignored = {"init_pos_emb_time": 4, "mm_projector_type": "patchmerger", "text_hidden_size": 7168}
+    known, named = (
+        of_document({"model_type": "kimi_k25", "vision_config": held}).tower
+        for held in (sizes | {"pos_emb_height": 8, "pos_emb_width": 6}, own | ignored)
+    )
+    assert named == known
+    assert known is not None
+    assert len(known.pattern) == 3
