@@ -78,6 +78,8 @@ _HARMLESS = frozenset(
 )
 _CAUSAL_ENDS = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead")
 """Endings of the names of causal language model classes."""
+_ENCODERS = {"clip", "dinov2", "siglip", "vit"}
+"""Types of encoders of images, which have no language model and so no head to plan for."""
 _TOKEN_IDS = ("_token_id", "_token_ids", "_token_index")
 
 
@@ -182,6 +184,11 @@ class _Type(NamedTuple):
 def _type_of(top: Section, given: dict[str, Any]) -> _Type:
     """Return the type of a configuration. Raises ProfileError for a type that has no family."""
     kind, names = top.text("model_type"), family_names()
+    if kind in _ENCODERS:
+        top.fail(
+            f"model type `{kind}` is an encoder of images without a language model",
+            "give a model that has it as its tower, or measure the encoder alone with `hpgo profile`",
+        )
     if kind not in names:
         text = given.get("text_config")
         within = isinstance(text, dict) and text.get("model_type") in names
