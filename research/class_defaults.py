@@ -88,7 +88,7 @@ def _parts(kind: Any) -> dict[str, Any]:
     """Return the configurations that a class gives its parts, where a file has none."""
     found = {}
     for key, spec in kind.sub_configs_defaults.items():
-        if key in {"text_config", "vision_config"}:
+        if key in {"text_config", "vision_config", "audio_config"}:
             found[key] = None if spec.optional else dict(spec.init_kwargs or {})
     return found
 

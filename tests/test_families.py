@@ -88,9 +88,10 @@ def drawn(transformers: Any, kind: str, chance: random.Random, sizes: dict[str, 
     """Draw a small configuration of a type: sizes that are no defaults, and switches that a formula reads, flipped."""
     data = family(kind, "towers") if kind in tower_names() else family(kind)
     if data.text:
-        text, images = drawn(transformers, data.text, chance), drawn(transformers, data.vision, chance, SIZES | IMAGES)
+        tower, sizes = data.vision or data.audio, SIZES | IMAGES if data.vision else SIZES
+        text, encoded = drawn(transformers, data.text, chance), drawn(transformers, tower, chance, sizes)
         named = {"text_config": {"model_type": data.text, "pad_token_id": None} | text}
-        named["vision_config"] = {"model_type": data.vision} | images
+        named[data.tower_key] = {"model_type": tower} | encoded
         return named | {"tie_word_embeddings": chance.random() < 0.5}
     config = transformers.CONFIG_MAPPING[kind]
     defaults = {field.name: field.default for field in fields(config)}
@@ -218,7 +219,8 @@ def test_formulas_read_keys_of_the_class_or_names_of_the_file(kind) -> None:
     # Models read `head_dim` even where their class has no such field.
     known = {*row["defaults"], *row["names"], *data.defaults, *data.extra, "head_dim"}
     if data.text:  # a projector reads keys of the tower, too
-        known |= {*CLASSES[data.vision]["defaults"], *family(data.vision, "towers").defaults}
+        tower = data.vision or data.audio
+        known |= {*CLASSES[tower]["defaults"], *CLASSES[tower]["names"], *family(tower, "towers").defaults}
         known |= {"text_hidden", "text_tied"}
     assert {name for one in data.formulas() for name in one.names} <= known
     assert set(data.arithmetic) <= {field.name for field in fields(Arithmetic)}

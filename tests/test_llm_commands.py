@@ -100,11 +100,12 @@ def test_a_note_says_that_rope_was_not_stated_for_such_long_sequences() -> None:
 
 
 def test_options_of_an_estimate_have_the_names_of_its_arguments() -> None:
-    """As docs/llm.md states. The others are about the command line, or are part of the cluster or the batch."""
+    """As docs/llm.md states. The others are about the command line, or describe the model, the cluster or the batch."""
     names = {max(param.opts, key=len).removeprefix("--").removeprefix("no-") for param in estimate.command.params}
     options = {name.replace("-", "_") for name in names}
     arguments = set(inspect.signature(hpgo.estimate_llm).parameters)
-    assert options - arguments == {"json", "model", "nic", "output", "tokens_per_batch"}
+    images = {"images_per_sample", "patches_per_image", "freeze_tower"}
+    assert options - arguments == images | {"json", "model", "nic", "output", "tokens_per_batch"}
     assert arguments - options == {"transformer"}
 
 

@@ -29,6 +29,7 @@ from hpgo.llm.memory import (
     cpu_activation_bytes,
     cpu_bytes,
     parameters,
+    saved_tower_bytes,
     stage_memory,
 )
 from hpgo.llm.parallelism import (
@@ -858,7 +859,11 @@ def model_flop(
     seen_flop = sum(model.block(kind).seen_flop_per_token(attended) for kind in kinds_of(model))
     # Frozen weights have no gradients, and the few operations of adapters are left out.
     each = 4.0 if config and config.lora_rank else 6.0
-    return (each * weights + 3 * seen_flop) * global_batch_size * seq_length
+    text_flop = (each * weights + 3 * seen_flop) * seq_length
+    if (tower := model.tower) is not None:
+        is_frozen = tower.frozen or bool(config and config.lora_rank)
+        text_flop += (1 if is_frozen else 3) * tower.images * tower.flop_per_image
+    return text_flop * global_batch_size
 
 
 def profile_of(
@@ -895,7 +900,8 @@ def profile_of(
             parameters(context, held) * VALUE, (saved,),
         )  # fmt: skip
 
-    rows = [layer("embedding", stages.costs.embedding, replace(nothing, embedding=True), 0.0, sent)]
+    saved = saved_tower_bytes(context)
+    rows = [layer("embedding", stages.costs.embedding, replace(nothing, embedding=True), saved, sent)]
     for at, layers in enumerate(stages.ranges):
         recomputed = stages.recomputed(at)
         for place, kind in enumerate(stages.held(at)):

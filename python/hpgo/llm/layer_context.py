@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hpgo.llm.amounts import maximum, minimum
-from hpgo.llm.parallelism import MAX_ZERO
+from hpgo.llm.parallelism import MAX_ZERO, ParallelismConfig
 from hpgo.model.transformer import PLAIN
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpgo.llm.amounts import Amount
     from hpgo.llm.constants import Constants
     from hpgo.llm.gpus import Gpus, Ring
-    from hpgo.llm.parallelism import LoraModule, ParallelismConfig
+    from hpgo.llm.parallelism import LoraModule
     from hpgo.model.blocks import Block
     from hpgo.model.transformer import Kind, Transformer
 
@@ -90,6 +90,29 @@ class LayerContext:
     @cached_property
     def _known(self) -> dict[tuple[Callable[[LayerContext], float], Kind], float]:
         return {}
+
+    @cached_property
+    def tower(self) -> LayerContext | None:
+        """Inputs of the terms of a tower's layers, whose sequences are images; None without images.
+
+        Frameworks do not divide a tower by default: each GPU of a tensor-parallel or context-parallel group encodes
+        all images of its micro-batches, and recomputes nothing.
+        """
+        tower, config = self.model.tower, self.config
+        if tower is None or not tower.images:
+            return None
+        alone = ParallelismConfig(
+            micro_batch_size=config.micro_batch_size * tower.images,
+            precision=config.precision,
+            flash_attention=config.flash_attention,
+            fused_elementwise=config.fused_elementwise,
+        )
+        return LayerContext(tower.encoder, alone, self.gpus, self.constants, tower.patches)
+
+    @property
+    def trains_tower(self) -> bool:
+        """Whether the model has a tower that is trained. With adapters, nothing outside the layers is."""
+        return self.model.tower is not None and not (self.model.tower.frozen or self.config.lora_rank)
 
     @property
     def holds_embedding_twice(self) -> bool:

@@ -162,11 +162,14 @@ class LayerSplits:
 
     def rank_layers(self, micro_batches: int, *, recomputed: bool) -> PipelineRankLayers:
         """Return the layers of all GPUs, by split and rank, with all layers recomputed or none."""
+        flying = self.in_flight(micro_batches)[1]
         layers, in_flight = (
             dict(zip(((kind, recomputed) for kind in self.different), counts, strict=False))
-            for counts in (self.layers, self.in_flight(micro_batches)[1])
+            for counts in (self.layers, flying)
         )
-        return PipelineRankLayers(layers, in_flight, embedding=self.layers[-2], head=self.layers[-1])
+        return PipelineRankLayers(
+            layers, in_flight, embedding=self.layers[-2], head=self.layers[-1], embedded_in_flight=flying[-2]
+        )
 
     def state_bytes(self, context: LayerContext, held: PipelineRankLayers) -> Array:
         """Return the bytes of parameters, gradients and optimizer state of the layers in `held`, by split and rank."""

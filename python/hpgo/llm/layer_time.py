@@ -336,6 +336,70 @@ def embedding(context: LayerContext) -> PassTime:
     return PassTime(forward_s + context.all_gather_s(context.tensor_ring, moved), backward_s, weight_grad_s=backward_s)
 
 
+def tower(context: LayerContext) -> PassTime:
+    """Return the time of the encoder in front of the decoder, for all images of a micro-batch.
+
+    Its layers have the terms of decoder layers, with patches as tokens. A frozen tower has a forward pass only.
+    """
+    inner = context.tower
+    if inner is None:
+        return NOTHING
+    ends_s = _tower_ends_s(context, inner)
+    passes = [PassTime(ends_s, 2 * ends_s, weight_grad_s=ends_s)]
+    for kind, count in inner.model.kinds.items():
+        one = inner.of(kind)
+        terms = PassTime.total(term(one) for term in (linear, attention, elementwise, quantize))
+        # The CPU launches a layer of a tower like a layer of the decoder.
+        launch_s, factor = launched_s(one), one.constants.backward_launch_factor
+        hidden = one.constants.launch_overlap_fraction
+        forward_s = terms.forward_s + launch_s - hidden * min(launch_s, terms.forward_s)
+        backward_s = terms.backward_s + factor * launch_s - hidden * min(factor * launch_s, terms.backward_s)
+        passes.append(PassTime(count * forward_s, count * backward_s, weight_grad_s=count * terms.weight_grad_s))
+    found = PassTime.total(passes)
+    gather_s, reduce_s, added_s = _tower_weights_s(context)
+    if context.trains_tower:
+        gathered_s = _exposed_s(gather_s, found.forward_s) if context.config.overlap_dp_comm else gather_s
+        moved_s = gather_s + reduce_s
+        reduced_s = _exposed_s(moved_s, found.backward_s) if context.config.overlap_dp_comm else moved_s
+        return PassTime(
+            found.forward_s + gathered_s, found.backward_s + reduced_s + added_s,
+            weight_grad_s=found.weight_grad_s + added_s,
+        )  # fmt: skip
+    gathered_s = _exposed_s(gather_s, found.forward_s) if context.config.overlap_dp_comm else gather_s
+    return PassTime(found.forward_s + gathered_s, 0.0, 0.0)
+
+
+def _tower_ends_s(context: LayerContext, inner: LayerContext) -> float:
+    """Return the seconds of the GEMMs before and after the layers of a tower."""
+    tower = context.model.tower
+    if tower is None or tower.ends is None:
+        return 0.0
+    found = 0.0
+    for place, one in enumerate(tower.ends.linears):
+        # The first matrix embeds each patch. The others project merged patches, of which there are fewer.
+        if one.times and one.inputs and one.outputs:
+            rows = inner.tokens / (1 if place == 0 else tower.merge)
+            found += one.times * inner.gemm_s(rows, one.outputs, one.inputs)
+    return found
+
+
+def _tower_weights_s(context: LayerContext) -> tuple[float, float, float]:
+    """Return the seconds to gather a tower's weights, to reduce its gradients, and to add these up in memory."""
+    config, weights = context.config, 0 if context.model.tower is None else context.model.tower.parameters
+    if config.gathers_weights:
+        gather_s = context.shard_gather_s(context.shard_ring, weights, VALUE) * context.constants.gather_time_factor
+        inside_s = context.shard_gather_s(context.shard_ring, weights, context.gradient_bytes)
+        over_s = 2 * context.shard_gather_s(
+            context.group_ring, weights / context.shard_ring.ranks, context.gradient_bytes
+        )
+        reduce_s = max(inside_s, over_s) if config.overlap_dp_comm else inside_s + over_s
+        return gather_s, reduce_s * context.constants.gather_time_factor, 0.0
+    if config.zero_stage == MAX_ZERO:
+        return 0.0, 0.0, 0.0
+    each = 3 * VALUE if context.accumulates_in_16_bits else context.constants.accumulation_bytes
+    return 0.0, 0.0, context.moved_s(each * weights) * context.constants.accumulation_time_factor
+
+
 def mtp(context: LayerContext) -> PassTime:
     """Return the time that a layer for multi-token prediction adds: to embed the token, and to join the embedding.
 
@@ -403,7 +467,10 @@ LAYER: dict[str, Term] = {
     "mtp": Term("multi-token prediction", mtp),
 }
 HEAD: dict[str, Term] = {"lm_head": Term("LM head and loss", lm_head)}
-EMBEDDING: dict[str, Term] = {"embedding": Term("embedding", embedding)}
+EMBEDDING: dict[str, Term] = {
+    "embedding": Term("embedding", embedding),
+    "tower": Term("tower of images or sounds", tower),
+}
 LAUNCH = "launch_overhead"
 """Key of the seconds by which the CPU's kernel launches of a layer take longer than its GPU's work."""
 BY_EP = frozenset(("experts", "ep_all_to_all", "param_all_gather", "grad_accumulation"))

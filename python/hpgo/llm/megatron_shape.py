@@ -116,6 +116,7 @@ def _check_mixer(block: Block) -> None:
             (one.chunk, "attention in chunks of tokens"),
             (one.selected, "an index that selects tokens"),
             (not one.causal, "attention to later tokens"),
+            (one.latent is None and one.value_dim != one.head_dim, "values of another width than keys"),
             (one.latent is not None and (one.gate or one.sinks), "a gate or sinks in latent attention"),
         )
         for is_odd, what in odd:

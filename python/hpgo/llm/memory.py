@@ -80,6 +80,8 @@ class PipelineRankLayers:
     waiting: LayerAmounts | None = None
     """Number of micro-batches that keep recomputed activations until gradients of weights are computed, summed over
     layers. None means that backward passes are not split."""
+    embedded_in_flight: Amount = 0
+    """Maximum number of micro-batches between both passes of the embedding and of a tower in front of it."""
 
     @classmethod
     def from_layers(
@@ -91,6 +93,7 @@ class PipelineRankLayers:
         in_flight: Sequence[int],
         recomputed: Sequence[bool],
         waiting: int | None = None,
+        embedded_in_flight: int = 0,
     ) -> PipelineRankLayers:
         """Return the record of a stage, given its layers one by one. `waiting` applies to each of them."""
         flying: Counter[tuple[Kind, bool]] = Counter()
@@ -98,7 +101,7 @@ class PipelineRankLayers:
             flying[kind, again] += count
         layers = Counter(zip(kinds, recomputed, strict=True))
         waits = None if waiting is None else {key: count * waiting for key, count in layers.items()}
-        return cls(layers, flying, embedding, head, waits)
+        return cls(layers, flying, embedding, head, waits, embedded_in_flight)
 
     @classmethod
     def from_stages(cls, stages: Sequence[PipelineRankLayers]) -> PipelineRankLayers:
@@ -117,6 +120,7 @@ class PipelineRankLayers:
             any(stage.embedding for stage in stages),
             any(stage.head for stage in stages),
             None if stages[0].waiting is None else added(stage.waiting or {} for stage in stages),
+            sum(stage.embedded_in_flight for stage in stages),
         )
 
 
@@ -172,7 +176,10 @@ def expert_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount
 
 def trained_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the part of `parameters` that is trained: all, or those of adapters."""
-    return _of_layers(trained_weights, context, held) if context.config.lora_rank else parameters(context, held)
+    if context.config.lora_rank:
+        return _of_layers(trained_weights, context, held)
+    found, tower = parameters(context, held), context.model.tower
+    return found - held.embedding * tower.parameters if tower is not None and tower.frozen else found
 
 
 def trained_expert_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
@@ -236,7 +243,7 @@ def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
     # A shard in 32 bits also serves as the optimizer's copy (`optimizer`), which the CPU has if it updates the weights.
     moved = config.optimizer_offload_fraction
     each = (1 - moved) * shard_bytes(config) + moved * VALUE
-    if not config.lora_rank:
+    if not (config.lora_rank or (context.model.tower is not None and context.model.tower.frozen)):
         return each * sharded_parameters(context, held) + gathered
     # FSDP keeps frozen weights in 32 bits, too. DeepSpeed has a copy in 32 bits of trained ones only.
     frozen = shard_bytes(config) if config.dtensor and config.base_weights_dtype == "bf16" else VALUE
@@ -388,6 +395,18 @@ def _selected_bytes(context: LayerContext) -> float:
     return max(0.0, UNCAST(context) - SAVED[False](context))
 
 
+def saved_tower_bytes(context: LayerContext) -> float:
+    """Return the bytes that a tower saves of one micro-batch until its backward pass; 0 if it has none."""
+    inner, model = context.tower, context.model
+    if inner is None or model.tower is None or not context.trains_tower:
+        return 0.0
+    found = sum(count * SAVED[False](inner.of(kind)) for kind, count in inner.model.kinds.items())
+    linears = () if model.tower.ends is None else model.tower.ends.linears
+    for place, one in enumerate(linears):
+        found += VALUE * one.times * one.inputs * inner.tokens / (1 if place == 0 else model.tower.merge)
+    return found
+
+
 _RESTORED = partial(dropped_bytes, each=VALUE)
 """Bytes of the modules that are being recomputed, in the one layer whose backward pass runs."""
 
@@ -405,6 +424,8 @@ def activations(context: LayerContext, held: PipelineRankLayers) -> Amount:
     micro-batch that waits for that.
     """
     found = sum(count * context.once(SAVED[again], kind) for (kind, again), count in held.in_flight.items())
+    if context.model.tower is not None:
+        found += held.embedded_in_flight * context.once(saved_tower_bytes, context.kind)
     if context.config.offload_modules:
         away = sum(count * context.once(offloaded_bytes, kind) for (kind, _), count in held.in_flight.items())
         largest = _largest(held.layers, partial(context.once, offloaded_bytes))

@@ -802,6 +802,12 @@ def check_positions(model: Transformer, seq_length: int) -> None:
             f"seq_length is {seq_length}, but `{shorten(model.name)}` has positions for {model.positions} tokens",
             f"use `seq_length={model.positions}`",
         )
+    if model.tower is not None and seq_length < model.tower.image_tokens:
+        raise ArgumentError(
+            f"seq_length is {seq_length}, but the {pluralize(model.tower.images, 'image')} of a sequence take"
+            f" {model.tower.image_tokens} tokens of it",
+            f"use `seq_length={model.tower.image_tokens}` or more, or fewer images",
+        )
 
 
 @lru_cache(maxsize=64)

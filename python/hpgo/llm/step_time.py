@@ -158,7 +158,9 @@ class LayerCosts:
     @cached_property
     def embedding(self) -> LayerTime:
         """Times of the embedding."""
-        return end_times(self.context, EMBEDDING) if self.like is None else self.like.embedding
+        # A tower's time depends on sharding, which is one of the fields in which shapes differ from `like`.
+        known = None if self.context.tower is not None or self.like is None else self.like.embedding
+        return end_times(self.context, EMBEDDING) if known is None else known
 
     def offloading(self, kind: Kind) -> LayerTime:
         """Return the exposed transfers of a layer whose activations wait in CPU memory."""
@@ -322,6 +324,7 @@ class PipelineStages:
             in_flight=(0,) * away + (in_flight,) * (count - away),
             recomputed=(True,) * again + (False,) * (count - again),
             waiting=waiting if self.context.config.splits_backward else None,
+            embedded_in_flight=in_flight if at == 0 else 0,
         )
 
     def _sync_s(self, at: int, held: PipelineRankLayers, passes: StagePasses) -> float:

@@ -80,6 +80,8 @@ def features_of_model(model: Transformer) -> tuple[str, ...]:
         ("selected tokens", any(one.selected for one in attention)),
         ("gated attention", any(one.gate for one in attention)),
         (f"{model.tower.name} tower" if model.tower else "", model.tower is not None),
+        ("images in sequences", model.tower is not None and model.tower.images > 0),
+        ("frozen tower", model.tower is not None and model.tower.frozen),
     )
     return tuple(name for name, has in held if has)
 

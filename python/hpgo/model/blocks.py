@@ -88,6 +88,8 @@ class Attention(Record):
     gate: bool = False
     """Whether a gate, as wide as the queries, multiplies the result before the output's matrix."""
     latent: Latent | None = None
+    value: int = 0
+    """Width of a head's values without latent attention; 0 means `head_dim`."""
     projected: bool = True
     """Whether the operator has the matrices of queries, keys, values and output; otherwise `linears` state them."""
 
@@ -99,7 +101,7 @@ class Attention(Record):
     @property
     def value_dim(self) -> int:
         """Width of a head's values."""
-        return self.head_dim if self.latent is None else self.latent.value_dim
+        return (self.value or self.head_dim) if self.latent is None else self.latent.value_dim
 
     @property
     def queries(self) -> int:

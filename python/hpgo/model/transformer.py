@@ -8,11 +8,11 @@ tokens have the width `hidden` between layers.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpgo.base.checks import check_int, check_is, check_list
+from hpgo.base.checks import check_flag, check_int, check_is, check_list
 from hpgo.base.divisors import divisors
 from hpgo.base.messages import join_words, pluralize, shorten
 from hpgo.base.validated import Record, check_fields
@@ -63,11 +63,29 @@ class Tower(Record):
     centred_norms: bool = False
     """Whether norms subtract the mean and have biases."""
     ends: Block | None = None
-    """Operators before and after the layers, such as the embedding of patches and the projection to the decoder."""
+    """Operators before and after the layers. The first matrix embeds patches. All others act on merged patches, such as
+    those of the projection to the decoder."""
+    patches: int = 0
+    """Patches of one image, or positions of one clip of sound, among which attention computes pairs; 0 if the
+    configuration states no size of images."""
+    merge: int = 1
+    """Patches that become one token of the decoder."""
+    images: int = 0
+    """Images, or clips of sound, of one sequence. The tokens of a sequence include those of its images."""
+    frozen: bool = False
+    """Whether the tower is not trained. It then has a forward pass only, and so has its projection."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_pattern(f"tower `{self.name}`", self.blocks, self.pattern)
+        if not self.merge:
+            raise ArgumentError(f"tower `{self.name}`: merge is 0", "give a whole number from 1")
+        if self.images and not self.patches:
+            raise ArgumentError(
+                f"tower `{self.name}` has {pluralize(self.images, 'image')} in a sequence, but its configuration states"
+                " no size of images",
+                "set the patches of an image, such as 1024",
+            )
 
     @property
     def parameters(self) -> int:
@@ -76,6 +94,38 @@ class Tower(Record):
         each = {block.name: block.parameters(self.hidden, norm=norm) for block in self.blocks}
         ends = 0 if self.ends is None else self.ends.parameters(self.hidden, norm=norm)
         return ends + sum(each[name] for name in self.pattern)
+
+    @property
+    def image_tokens(self) -> int:
+        """Number of tokens of a sequence that images take."""
+        return self.images * -(-self.patches // self.merge)
+
+    @cached_property
+    def encoder(self) -> Transformer:
+        """Layers of the tower as a transformer, whose sequences are images and whose tokens are patches."""
+        return Transformer.from_blocks(
+            name=self.name, hidden=self.hidden, vocab=1, blocks=self.blocks, pattern=self.pattern,
+            centred_norms=self.centred_norms,
+        )  # fmt: skip
+
+    @property
+    def flop_per_image(self) -> float:
+        """Operations of a forward pass over one image, counted as for the decoder: 2 for each weight and patch.
+
+        >>> attention = Attention(heads=2, kv_heads=2, head_dim=4, causal=False)
+        >>> layer = Block(name="layer", attention=(attention,), mlp=Mlp(width=16))
+        >>> Tower(hidden=8, blocks=(layer,), pattern=("layer",), patches=4).flop_per_image
+        5760.0
+        """
+        norm = self.hidden * (2 if self.centred_norms else 1)
+        each = {
+            block.name: 2 * block.parameters(self.hidden, norm=norm) + block.seen_flop_per_token(self.patches)
+            for block in self.blocks
+        }
+        first, *others = self.ends.linears if self.ends is not None and self.ends.linears else (None,)
+        outside = 0.0 if first is None else 2.0 * first.parameters
+        outside += sum(2 * one.parameters for one in others if one is not None) / self.merge
+        return float(self.patches * (outside + sum(each[name] for name in self.pattern)))
 
 
 def check_pattern(what: str, blocks: Sequence[Block], pattern: Sequence[str]) -> None:
@@ -395,6 +445,33 @@ class Transformer:
         from hpgo.model.formats.transformers import read_transformer
 
         return read_transformer(source)
+
+    def with_images(self, per_sample: int, *, patches: int | None = None, frozen: bool = False) -> Transformer:
+        """Return the transformer with images in each sequence, for estimates of training.
+
+        Args:
+            per_sample: images of one sequence, whose tokens include those of the images.
+            patches: patches of one image before neighbors are merged; None means as many as the configuration states.
+            frozen: whether the tower and its projection are not trained.
+
+        Raises ArgumentError for a model without a tower, and for images of a size that is not known.
+
+        >>> layer = Block(name="layer", attention=(Attention(heads=2, kv_heads=2, head_dim=4),), mlp=Mlp(width=16))
+        >>> tiny = Transformer(layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, ffn=16, vocab=10,
+        ...     tower=Tower(hidden=8, blocks=(layer,), pattern=("layer",), merge=4))
+        >>> tiny.with_images(2, patches=16).tower.image_tokens
+        8
+        """
+        check_int("the images of a sequence", per_sample, minimum=0)
+        check_flag("frozen", frozen)
+        if self.tower is None:
+            raise ArgumentError(
+                f"transformer `{shorten(self.name)}` has no tower, so sequences have no images",
+                "leave out images, patches and freezing, or give the configuration of the whole model",
+                code="unsupported",
+            )
+        size = self.tower.patches if patches is None else check_int("the patches of an image", patches)
+        return replace(self, tower=replace(self.tower, images=per_sample, patches=size, frozen=frozen))
 
     @cached_property
     def kinds(self) -> Mapping[Kind, int]:

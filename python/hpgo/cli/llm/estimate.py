@@ -61,7 +61,7 @@ _BRIEF = (
     " flatten_gradients grad_reduce_in_bf16"
     " adam_moments_in_bf16 exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl cuda_graph_modules"
     " lora_rank lora_target_modules base_weights_dtype optimizer optimizer_offload_fraction offload_params"
-    " packed_length"
+    " packed_length images_per_sample patches_per_image freeze_tower"
 )
 """Options that `--help` lists by name only, so that it fits on one screen. `hpgo help llm estimate` explains them."""
 _CONFIGURATION = (
@@ -312,7 +312,7 @@ def command(options: EstimateOptions) -> None:
     # Errors of the library name arguments. `as_options` rewrites them into options of the command line.
     with as_options():
         found = estimate_llm(
-            options.model,
+            options.transformer(),
             cluster,
             global_batch_size=options.sequences(),
             seq_length=options.seq_length,
@@ -323,8 +323,8 @@ def command(options: EstimateOptions) -> None:
         stack = stack_on(options.stack, cluster, options.framework, platform)
         layers = [output for output in options.outputs if Path(output).suffix.lower() not in STILL_ENDINGS]
         for output in layers:
-            constants = constants_of(cluster, stack, platform, transformer_of(options.model))
-            rows = profile_of(found, options.model, on_platform(cluster, platform), constants=constants)
+            constants = constants_of(cluster, stack, platform, transformer_of(options.transformer()))
+            rows = profile_of(found, options.transformer(), on_platform(cluster, platform), constants=constants)
             write_profile(rows, output)
         draw(found, cluster, options.outputs)
     if options.as_json:
@@ -335,7 +335,7 @@ def command(options: EstimateOptions) -> None:
         report += next_commands([_search(options, cluster, platform, stack)]) if rate is None else []
         click.echo("\n".join(report))
     note_unmeasured(cluster, platform)
-    note_model(options.model, options.seq_length)
+    note_model(options.transformer(), options.seq_length)
     if recomputes_in_vain(found.parallelism):
         say("warning", f"{SAVES_NOTHING}: leave core_attn and a plain `--recompute selective` out")
     # A configuration that does not fit is no error: its report shows which column of memory to reduce.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.estimate import LlmEstimate
     from hpgo.llm.platform import Platform
+    from hpgo.model.transformer import Transformer
 
 # Shared as values instead of repeated in each class, so that one option has one help text in all commands.
 COUNT = click.IntRange(min=1)
@@ -53,13 +54,47 @@ class TrainingOptions(Options):
     )
     stack: str | None = STACK
     platform: str | None = PLATFORM
+    images_per_sample: int | None = option(
+        "--images-per-sample",
+        type=COUNT,
+        metavar="N",
+        help="Images in each sequence, whose tokens include theirs.  [0]",
+    )
+    patches_per_image: int | None = option(
+        "--patches-per-image", type=COUNT, metavar="N", help="Patches of an image, before merging.  [of the config]"
+    )
+    freeze_tower: bool = option(
+        "--freeze-tower", is_flag=True, help="Train neither the encoder of images nor its projection."
+    )
     as_json: bool = AS_JSON
+
+    def transformer(self) -> Transformer | str:
+        """Return the model with its images, or its name if neither images nor freezing are asked for.
+
+        Raises ArgumentError for a model without a tower, and for patches without images.
+        """
+        if self.images_per_sample is None and self.patches_per_image is not None:
+            raise ArgumentError(
+                f"--patches-per-image is {self.patches_per_image}, but sequences have no images",
+                "add --images-per-sample, or leave --patches-per-image out",
+            )
+        if self.images_per_sample is None and not self.freeze_tower:
+            return self.model
+        from hpgo.model.formats.transformers import transformer_of
+
+        return transformer_of(self.model).with_images(
+            self.images_per_sample or 0, patches=self.patches_per_image, frozen=self.freeze_tower
+        )
 
     def problem(self) -> str:
         """Return the options on model, GPUs and batch as a command line, to suggest another command for them."""
         words = [self.model, "-c", self.cluster, "-b", str(self.sequences()), "--seq-length", str(self.seq_length)]
         words += [] if self.devices is None else ["--devices", str(self.devices)]
         words += [] if self.precision == "bf16" else ["--precision", self.precision]
+        for name in ("images-per-sample", "patches-per-image"):
+            count = getattr(self, name.replace("-", "_"))
+            words += [] if count is None else [f"--{name}", str(count)]
+        words += ["--freeze-tower"] if self.freeze_tower else []
         for name in ("stack", "platform"):
             words += [] if getattr(self, name) is None else [f"--{name}", getattr(self, name)]
         return shell_words(*words)
@@ -122,7 +157,7 @@ def note_unmeasured(cluster: Cluster, platform: Platform | DeviceRecord | None) 
         say("note", f"{text}; `hpgo llm calibrate` measures yours")
 
 
-def note_model(model: str, seq_length: int) -> None:
+def note_model(model: Transformer | str, seq_length: int) -> None:
     """Print what an estimate of a model leaves out, and if sequences are longer than the model states."""
     from hpgo.model.formats.transformers import transformer_of
 
@@ -136,11 +171,11 @@ def note_model(model: str, seq_length: int) -> None:
             f"{printable(found.name)} has attention sinks: a framework whose fused kernels lack them stores all scores,"
             " which --no-flash-attention estimates",
         )
-    if found.tower is not None:
+    if found.tower is not None and not found.tower.images:
         say(
             "note",
             f"memory includes the {found.tower.name} tower of {printable(found.name)}, but the step time is that of"
-            " text alone",
+            " text alone; add --images-per-sample",
         )
 
 

@@ -107,7 +107,7 @@ class PlanOptions(TrainingOptions):
         return " ".join(["hpgo llm plan", whole, *([shell_words(*words)] if words else [])])
 
 
-@takes(PlanOptions, sections=_SECTIONS)
+@takes(PlanOptions, sections=_SECTIONS, brief="images_per_sample patches_per_image freeze_tower")
 def command(options: PlanOptions) -> None:
     """Find the configurations with the shortest step that fit in memory.
 
@@ -145,14 +145,14 @@ def command(options: PlanOptions) -> None:
         check_llm_job_folder(output, problem["framework"], options.model, problem["fix"])
     other = "" if options.stack else other_stack(cluster, problem["framework"], problem["platform"])
     with as_options():
-        found = plan_llm(options.model, cluster, top=options.top, **problem)
+        found = plan_llm(options.transformer(), cluster, top=options.top, **problem)
         fastest = found.estimates.index(found.fastest) + 1
         plan = found.plan(fastest if options.choose == "fastest" else int(options.choose))
         moves = None
         if problem["platform"] is not None:
             # Search again with the published constants, to show what the user's own steps change.
             before = plan_llm(
-                options.model,
+                options.transformer(),
                 cluster,
                 top=options.top,
                 **problem | {"platform": None, "devices": found.cluster.devices},
@@ -173,7 +173,7 @@ def command(options: PlanOptions) -> None:
             from hpgo.llm.pareto_front import llm_pareto_front
             from hpgo.show.pareto_figure import draw_pareto_front
 
-            draw_pareto_front(llm_pareto_front(options.model, cluster, **problem), options.pareto)
+            draw_pareto_front(llm_pareto_front(options.transformer(), cluster, **problem), options.pareto)
     finally:
         # Print the result even if a file can't be written, because the search is the expensive part.
         if options.as_json:
@@ -207,7 +207,7 @@ def command(options: PlanOptions) -> None:
             moved = [] if moves is None else ["", *moved_report.lines(moves, width())]
             click.echo("\n".join([*report, "", *listed(found, width()), *moved, *next_commands(commands, then)]))
         note_unmeasured(cluster, problem["platform"])
-        note_model(options.model, options.seq_length)
+        note_model(options.transformer(), options.seq_length)
         if other:
             say("note", f"{other}; measure steps of `{problem['framework']}`")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpgo.model.blocks import Block
-    from hpgo.model.transformer import Kind, Transformer
+    from hpgo.model.transformer import Kind, Tower, Transformer
 
 _SEQ_LENGTH = 4096
 """Default tokens per sequence to count operations, or the model's longest sequence if that is shorter. Not tuned."""
@@ -148,6 +148,14 @@ def _print(model: Transformer, seq_length: int, flop_per_token: float) -> None:
         facts.append(("multi-token prediction", f"{model.further_tokens} more, not counted in parameters"))
     if (tower := model.tower) is not None:
         facts.append((f"{tower.name} tower", f"{len(tower.pattern)} blocks, {tower.hidden:,} wide"))
+        if tower.patches:
+            sizes = f"{tower.patches:,} patches, {-(-tower.patches // tower.merge):,} tokens"
+            facts.append(
+                (
+                    f"each {'clip' if tower.name == 'audio' else 'image'}",
+                    f"{sizes}, {3 * tower.flop_per_image / 1e9:,.1f} GFLOP with a trained tower",
+                )
+            )
     for name, value in facts:
         click.echo(f"{name:22}  {value}")
     click.echo()
@@ -166,6 +174,19 @@ def _print(model: Transformer, seq_length: int, flop_per_token: float) -> None:
     table(("part", "parameters", "share"), parts)
 
 
+def _tower(tower: Tower) -> dict[str, object]:
+    """Return the tower's facts. Operations of an image are those of a step; a frozen tower needs a third of them."""
+    return {
+        "name": tower.name,
+        "hidden": tower.hidden,
+        "blocks": len(tower.pattern),
+        "parameters": tower.parameters,
+        "patches_per_image": tower.patches or None,
+        "tokens_per_image": -(-tower.patches // tower.merge) or None,
+        "model_flop_per_image": 3 * tower.flop_per_image if tower.patches else None,
+    }
+
+
 def _document(model: Transformer, seq_length: int, flop_per_token: float) -> dict[str, object]:
     letters = _letters(model)
     return {
@@ -182,6 +203,7 @@ def _document(model: Transformer, seq_length: int, flop_per_token: float) -> dic
         "weights_bytes": _WEIGHT_BYTES * model.parameters,
         "seq_length": seq_length,
         "model_flop_per_token": flop_per_token,
+        "tower": None if model.tower is None else _tower(model.tower),
         "blocks": {
             letter: {
                 "number": model.kinds[kind],

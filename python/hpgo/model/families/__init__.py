@@ -68,6 +68,8 @@ class Family:
     """Model type of the language model in `text_config`, of a type that combines it with a tower."""
     vision: str = ""
     """Model type of the tower in `vision_config`."""
+    audio: str = ""
+    """Model type of the tower in `audio_config`, of a type that has one instead of a tower of images."""
     flat: bool = False
     """Whether older files have the keys of the language model beside `vision_config`, without `text_config`."""
     projector: Mapping[str, Any] = field(default_factory=dict)
@@ -97,12 +99,17 @@ class Family:
         return list(found.values())
 
     @property
+    def tower_key(self) -> str:
+        """Key of the tower's configuration."""
+        return "audio_config" if self.audio else "vision_config"
+
+    @property
     def keys(self) -> set[str]:
         """All keys that the family reads."""
         names = {name for one in self.formulas() for name in one.names}
         rope = {"rope_scaling", "rope_parameters"} if self.rope else set()
         named = {name for name in self.rope.values() if isinstance(name, str)}
-        inner = {"text_config", "vision_config"} if self.text else set()
+        inner = {"text_config", self.tower_key} if self.text else set()
         return names | inner | rope | named | {*self.lists, *self.extra, *self.must_be, *self.ignored}
 
 
@@ -148,7 +155,7 @@ def family(name: str, folder: str = "") -> Family:
     rows = _rows(name, folder)
     held: dict[str, Any] = {key: rows.get(key) or {} for key in _PARTS}
     held |= {key: tuple(rows.get(key) or ()) for key in _LISTS}
-    held |= {key: rows[key] for key in ("pattern", "text", "vision", "flat") if key in rows}
+    held |= {key: rows[key] for key in ("pattern", "text", "vision", "audio", "flat") if key in rows}
     return Family(name=name, configuration=rows.get("configuration", name), **held)
 
 
@@ -156,7 +163,7 @@ def _rows(name: str, folder: str) -> dict[str, Any]:
     """Return the parts of a family's file and of its base."""
     file = f"{name}.yaml"
     text = files(__name__).joinpath(folder, file).read_text(encoding="utf-8")
-    keys = (*_PARTS, *_LISTS, "base", "configuration", "pattern", "text", "vision", "flat")
+    keys = (*_PARTS, *_LISTS, "base", "configuration", "pattern", "text", "vision", "audio", "flat")
     top = Section(parse(text, file, ProfileError), file, ProfileError, keys=" ".join(keys))
     own: dict[str, Any] = {key: top.get(key) for key in list(top)}
     top.check_spelling()

@@ -221,9 +221,10 @@ def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
 
 
 def tower_of(
-    tower: Family, top: Section, row: Mapping[str, Any], projector: Mapping[str, Any], more: Mapping[str, Any]
-) -> Tower:
-    """Return the tower of a configuration, with the `projector` behind it, whose formulas use names of `more`."""
+    tower: Family, top: Section, row: Mapping[str, Any], projector: Mapping[str, Any], more: Mapping[str, Any],
+    *, name: str = "vision",
+) -> Tower:  # fmt: skip
+    """Return the tower `name`, with the `projector` behind it, whose formulas use names of `more`."""
     values = _Values(tower, top, row, more)
     spec = tower.tower
     layers = top.build(check_int, "the layers of the tower", values.of(spec["layers"]), maximum=MAX_LAYERS)
@@ -236,11 +237,14 @@ def tower_of(
     blocks = [top.build(_block, values, name, block, {}) for name, block in spec["blocks"].items() if name in names]
     return top.build(
         lambda: Tower(
+            name=name,
             hidden=values.of(spec["hidden"]),
             blocks=tuple(blocks),
             pattern=tuple(names),
             centred_norms=spec.get("centred_norms", False),
             ends=_block(values, "", joined, {}),
+            patches=values.of(spec.get("patches", 0)),
+            merge=values.of(projector.get("merge", spec.get("merge", 1))),
         )
     )
 

@@ -78,6 +78,8 @@ _HARMLESS = frozenset(
 )
 _CAUSAL_ENDS = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead")
 """Endings of the names of causal language model classes."""
+_ENCODERS = {"clip", "dinov2", "siglip", "vit"}
+"""Types of encoders of images, which have no language model and so no head to plan for."""
 _TOKEN_IDS = ("_token_id", "_token_ids", "_token_index")
 
 
@@ -182,6 +184,11 @@ class _Type(NamedTuple):
 def _type_of(top: Section, given: dict[str, Any]) -> _Type:
     """Return the type of a configuration. Raises ProfileError for a type that has no family."""
     kind, names = top.text("model_type"), family_names()
+    if kind in _ENCODERS:
+        top.fail(
+            f"model type `{kind}` is an encoder of images without a language model",
+            "give a model that has it as its tower, or measure the encoder alone with `hpgo profile`",
+        )
     if kind not in names:
         text = given.get("text_config")
         within = isinstance(text, dict) and text.get("model_type") in names
@@ -263,9 +270,10 @@ def _combined(
         texts: Any = {key: value for key, value in given.items() if key not in outer or key == "tie_word_embeddings"}
     else:
         texts = defaults["text_config"] if given.get("text_config") is None else given["text_config"]
-    images = defaults["vision_config"] if given.get("vision_config") is None else given["vision_config"]
+    outside = data.tower_key
+    encoded = defaults[outside] if given.get(outside) is None else given[outside]
     parts = {}
-    for key, part, kind in (("text_config", texts, data.text), ("vision_config", images, data.vision)):
+    for key, part, kind in (("text_config", texts, data.text), (outside, encoded, data.vision or data.audio)):
         if part is None:
             continue  # a model that may do without a tower
         parts[key] = Section(part, f"{whole_file.where}, {key}", ProfileError)
@@ -280,13 +288,13 @@ def _combined(
     _check_keys(keys, outer, whole)
     more = names_of(data, keys, whole.row) | {"text_hidden": fields["hidden"], "text_tied": fields["tied"]}
     fields |= shape_of(data, keys, whole.row, more)
-    if "vision_config" in parts:
-        fields["tower"] = _tower(parts["vision_config"], data, more)
+    if outside in parts:
+        fields["tower"] = _tower(parts[outside], data, more)
     return text, top, stated, fields
 
 
 def _tower(part: Section, data: Family, more: dict[str, Any]) -> Tower:
-    """Return the tower in `vision_config`. Raises ProfileError for an unknown type or key."""
+    """Return the tower in `vision_config` or `audio_config`. Raises ProfileError for an unknown type or key."""
     kind = part.text("model_type")
     if kind not in tower_names():
         part.fail(f"tower of type `{shorten(kind)}` is unknown", f"use one of {', '.join(tower_names())}")
@@ -297,7 +305,7 @@ def _tower(part: Section, data: Family, more: dict[str, Any]) -> Tower:
     strange = [key for key in _unknown(stated, model) if key not in model.row["defaults"]]
     if strange:
         _refuse_keys(top, strange, _slips(strange, stated, model), kind)
-    return tower_of(tower, top, model.row, data.projector, more)
+    return tower_of(tower, top, model.row, data.projector, more, name="audio" if data.audio else "vision")
 
 
 def _slip_of(kind: str, known: Sequence[str]) -> str:
