@@ -18,6 +18,7 @@ from hpgo.base.messages import join_words, shorten
 from hpgo.errors import ArgumentError
 from hpgo.runtime.graph_nodes import (
     draws,
+    is_computed_size,
     is_value,
     layer_id,
     module_path,
@@ -120,8 +121,15 @@ class Graph:
             elif spec.kind.name == "PARAMETER":
                 self.sources[node] = ("parameter", self.model.get_parameter(spec.target))
             else:
-                held = self.program.state_dict.get(spec.target)
-                self.sources[node] = ("buffer", self.program.constants[spec.target] if held is None else held)
+                self.sources[node] = ("buffer", self._buffer(spec.target))
+
+    def _buffer(self, name: str) -> Any:
+        # The program holds stand-ins of buffers on the meta device, so ask the model first.
+        try:
+            return self.model.get_buffer(name)
+        except AttributeError:
+            held = self.program.state_dict.get(name)
+            return self.program.constants[name] if held is None else held
 
     def _skips(self, node: Any) -> bool:
         """Return whether to skip an operation: a check by `torch.export`, or a batch count.
@@ -143,7 +151,8 @@ class Graph:
             changed = set()
             for node in self.operations:
                 name = operation_name(node.target)
-                if not is_value(node):
+                # Layers pass on tensors only. So each layer computes the sizes that it needs.
+                if not is_value(node) or is_computed_size(node):
                     continue
                 follows = all(
                     one in pure

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError
@@ -36,16 +38,12 @@ def trace(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
     # Torch takes a dimension of 1 for a constant, so the batch must have at least 2 rows to be symbolic.
     rows = max(2, len(inputs[0]))
     examples = tuple(one if len(one) == rows else one[:1].expand(rows, *one.shape[1:]) for one in inputs)
-    weights = list(model.parameters())
-    if weights and all(one.is_meta for one in weights):
-        # Convolutions refuse to mix devices.
-        examples = tuple(one.to("meta") if one.is_floating_point() else one for one in examples)
     batch = torch.export.Dim("batch", min=1, max=2**20)
     was_training = model.training
     # Export in training mode, so that dropout and batch normalization are in the graph.
     model.train()
     try:
-        with _silence_torch():
+        with _silence_torch(), _off_meta(model):
             program = torch.export.export(
                 model, examples, dynamic_shapes=tuple({0: batch} for _ in examples), strict=False
             )
@@ -64,6 +62,32 @@ def trace(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
     user = [node for node in program.graph.nodes if node.op == "placeholder"][-len(examples) :]
     symbol = user[0].meta["val"].shape[0]
     return program, symbol.node.expr if isinstance(symbol, torch.SymInt) else None
+
+
+@contextmanager
+def _off_meta(model: nn.Module) -> Iterator[None]:
+    """Put tensors of the CPU without memory in the place of meta tensors within this context.
+
+    Models ask for the device of tensors. On meta they may take a branch whose operations the CPU lacks.
+    """
+    held = [(kind, name) for one in model.modules() for kind in (one._parameters, one._buffers) for name in kind]
+    replaced = [(kind, name, kind[name]) for kind, name in held if kind[name] is not None and kind[name].is_meta]
+    shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    stand_ins: dict[int, Any] = {}  # by identity, so that tied weights stay one tensor
+    if replaced:
+        with FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes):
+            for _, _, tensor in replaced:
+                if id(tensor) not in stand_ins:
+                    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+                    is_weight = isinstance(tensor, nn.Parameter)
+                    stand_ins[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_weight else fake
+    try:
+        for kind, name, tensor in replaced:
+            kind[name] = stand_ins[id(tensor)]
+        yield
+    finally:
+        for kind, name, tensor in replaced:
+            kind[name] = tensor
 
 
 @contextmanager
