@@ -65,7 +65,7 @@ class LayerRunner:
         self._autocast, self.is_inference = autocast, inference
         self.memory_bytes = memory_bytes
         """Memory that layers may fill at once."""
-        self.network, self._recordings = workload.network, workload.look(dtype)
+        self.network, self._recordings = workload.network_in(dtype), workload.look(dtype)
         self._has_gradient = {
             value.name for recording in self._recordings.values() for value in recording.values if value.has_gradient
         }

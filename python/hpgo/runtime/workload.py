@@ -81,13 +81,15 @@ class Workload:
         self._quartered: Callable[[], Workload] | None = None
         # Keep the graph of an exported model. Each unit of layers is another network of the same graph.
         self._graph = _graph(model, self.example_inputs)
-        self._take(_network(model) if self._graph is None else self._graph.network("op"))
+        self._take(_network(model) if self._graph is None else self._graph.network("op"), "op")
 
-    def _take(self, network: Network) -> None:
+    def _take(self, network: Network, grain: str) -> None:
         self.network = network
         """The layers of the model."""
         if not network.layers:
             raise ArgumentError("the model has no layers", "give it at least one")
+        self._grain = grain
+        self._networks: dict[torch.dtype, Network] = {}
         self._looks: dict[torch.dtype | None, dict[str, LayerRecording]] = {}
 
     def by(self, grain: str) -> Workload:
@@ -133,7 +135,7 @@ class Workload:
         other = copy.copy(self)
         # `parameters` is a cached property, and the copy has other layers.
         other.__dict__.pop("parameters", None)
-        other._take(self._graph.network(grain))
+        other._take(self._graph.network(grain), grain)
         return other
 
     def holding(self, layers: Collection[str]) -> Workload:
@@ -252,7 +254,7 @@ class Workload:
             only = {check_int("a stage in `only`", one, minimum=0) for one in check_list("`only`", only)}
         check_flag("split_backward", split_backward)
         return cut(
-            self.network,
+            self.network_in(dtype),
             self.look(dtype),
             self.example_inputs,
             layers,
@@ -262,10 +264,32 @@ class Workload:
             split_backward=split_backward,
         )
 
+    def network_in(self, dtype: torch.dtype | None) -> Network:
+        """Return the layers as they run with weights of `dtype`. Their modules still hold weights in their own type.
+
+        An exported model runs the operations that `model.to(dtype)` would. Raises ArgumentError if it can't be
+        exported in this type, or has other layers then.
+        """
+        if self._graph is None or dtype is None or all(one == dtype for one in self._graph.dtypes):
+            return self.network
+        if dtype not in self._networks:
+            from hpgo.runtime.graph import exported  # its imports take a second to load
+
+            network = exported(self._graph.model, self.example_inputs, dtype).network(self._grain)
+            if network.layers != self.network.layers:
+                raise ArgumentError(
+                    f"{type(self._graph.model).__name__} has other operations with weights of {dtype} than of its own"
+                    " type",
+                    "cast the model before you give it to the workload, and leave the type out",
+                    code="unsupported",
+                )
+            self._networks[dtype] = network
+        return self._networks[dtype]
+
     def look(self, dtype: torch.dtype | None) -> dict[str, LayerRecording]:
         """Return the recordings of each layer, with weights of `dtype`. Computes no values."""
         if dtype not in self._looks:
-            self._looks[dtype] = look(self.network, self.example_inputs, dtype)
+            self._looks[dtype] = look(self.network_in(dtype), self.example_inputs, dtype)
         return self._looks[dtype]
 
     def outputs(self, dtype: torch.dtype | None) -> list[Value]:
