@@ -125,6 +125,27 @@ def test_a_graph_computes_what_the_module_does(make: object) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("make", [Text, lambda: nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 12))])
+def test_a_compiled_model_has_the_layers_and_results_of_the_model(make: object) -> None:
+    model, tokens = make(), torch.randint(1, 12, (4, 5))  # type: ignore[operator]
+    both = [
+        hpgo.runtime.Workload(one, tokens, tokens, functional.mse_loss)
+        for one in (model, torch.compile(model, backend="eager"))
+    ]
+    assert both[1].layers == both[0].layers
+    found = []
+    for workload in both:
+        stages = [workload.layers[:1], workload.layers[1:]]
+        values = {"input:0": tokens}
+        with running(step=0, samples=range(4)):
+            for part in workload.parts(stages):
+                made = part.eval()(*(values[one.name] for one in part.takes), rows=4)
+                values |= {one.name: value for one, value in zip(part.gives, made, strict=True)}
+        found.append(made[0])
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[1], model.eval()(tokens))
+
+
 class Rotates(nn.Module):
     """Computes positions and a norm in float32 on purpose, as rotary embeddings and RMSNorm do."""
 

@@ -32,11 +32,6 @@ def trace(model: nn.Module, inputs: Sequence[Tensor], dtype: torch.dtype | None 
 
     Raises ArgumentError if torch can't export the model.
     """
-    if isinstance(original := getattr(model, "_orig_mod", None), nn.Module):
-        raise ArgumentError(
-            f"{type(original).__name__} was compiled by torch.compile, which hides the layers between which it is cut",
-            "give the uncompiled model, `model._orig_mod`, or compile it in place by `model.compile()`",
-        )
     # Torch takes a dimension of 1 for a constant, so the batch must have at least 2 rows to be symbolic.
     rows = max(2, len(inputs[0]))
     examples = tuple(one if len(one) == rows else one[:1].expand(rows, *one.shape[1:]) for one in inputs)

@@ -36,9 +36,10 @@ class Workload:
     """A model with an example of its data and its loss.
 
     `model` is a `Network`, or a list, `nn.Sequential` or dict of modules that feed each other in order, or any other
-    module, which is exported. The first dimension of the examples is the batch. Without a data set, the examples are
-    repeated. `loss(outputs, targets)` is the mean over the samples that it gets, or their sum. If samples count
-    differently, `weight(targets)` returns the weight of each, and `loss` is the mean weighted by them.
+    module, which is exported. Of a model by `torch.compile(model)`, the layers run without compilation. The first
+    dimension of the examples is the batch. Without a data set, the examples are repeated. `loss(outputs, targets)` is
+    the mean over the samples that it gets, or their sum. If samples count differently, `weight(targets)` returns the
+    weight of each, and `loss` is the mean weighted by them.
 
     >>> toy = Workload([nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)], torch.zeros(2, 4), torch.zeros(2, 2),
     ...                loss=nn.functional.mse_loss)
@@ -79,6 +80,9 @@ class Workload:
         """Name of the transformers class of a configuration's model, with the version of transformers; else empty."""
         self._adds_up: bool | None = None  # None until `reduction` was called
         self._quartered: Callable[[], Workload] | None = None
+        self._graphs: dict[torch.dtype, Graph] = {}  # shared by the copies that `by` returns
+        # A stage runs some layers of the model, which the code that torch.compile made for the whole model can't.
+        model = getattr(model, "_orig_mod", model)
         # Keep the graph of an exported model. Each unit of layers is another network of the same graph.
         self._graph = _graph(model, self.example_inputs)
         self._take(_network(model) if self._graph is None else self._graph.network("op"), "op")
@@ -273,9 +277,11 @@ class Workload:
         if self._graph is None or dtype is None or all(one == dtype for one in self._graph.dtypes):
             return self.network
         if dtype not in self._networks:
-            from hpgo.runtime.graph import exported  # its imports take a second to load
+            if dtype not in self._graphs:
+                from hpgo.runtime.graph import exported  # its imports take a second to load
 
-            network = exported(self._graph.model, self.example_inputs, dtype).network(self._grain)
+                self._graphs[dtype] = exported(self._graph.model, self.example_inputs, dtype)
+            network = self._graphs[dtype].network(self._grain)
             if network.layers != self.network.layers:
                 raise ArgumentError(
                     f"{type(self._graph.model).__name__} has other operations with weights of {dtype} than of its own"
