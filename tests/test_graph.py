@@ -125,6 +125,72 @@ def test_a_graph_computes_what_the_module_does(make: object) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("make", [Text, lambda: nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 12))])
+def test_a_compiled_model_has_the_layers_and_results_of_the_model(make: object) -> None:
+    model, tokens = make(), torch.randint(1, 12, (4, 5))  # type: ignore[operator]
+    both = [
+        hpgo.runtime.Workload(one, tokens, tokens, functional.mse_loss)
+        for one in (model, torch.compile(model, backend="eager"))
+    ]
+    assert both[1].layers == both[0].layers
+    found = []
+    for workload in both:
+        stages = [workload.layers[:1], workload.layers[1:]]
+        values = {"input:0": tokens}
+        with running(step=0, samples=range(4)):
+            for part in workload.parts(stages):
+                made = part.eval()(*(values[one.name] for one in part.takes), rows=4)
+                values |= {one.name: value for one, value in zip(part.gives, made, strict=True)}
+        found.append(made[0])
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[1], model.eval()(tokens))
+
+
+class Rotates(nn.Module):
+    """Computes positions and a norm in float32 on purpose, as rotary embeddings and RMSNorm do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(given.shape[1], device=given.device).float()
+        wide = self.linear(given).float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+        return wide.to(given.dtype) * self.scale * torch.cos(places)[None, :, None].to(given.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_what_the_code_computes_in_float32_stays_so_in_other_types_of_weights(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, given = Rotates(), torch.randn(2, 1024, 4)
+    workload = hpgo.runtime.Workload(model, given, given, functional.mse_loss)
+    (part,) = workload.parts([workload.layers], dtype=dtype)
+    (found,) = part(given.to(dtype), rows=2)
+    assert all(one.dtype == torch.float32 for one in model.parameters())
+    wanted = model.to(dtype)(given.to(dtype))
+    assert found.dtype == dtype
+    assert torch.equal(found, wanted)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        made = self.linear(given)
+        return self.linear(made) if given.dtype == torch.bfloat16 else made
+
+
+def test_a_model_with_other_operations_in_another_type_is_refused() -> None:
+    workload = hpgo.runtime.Workload(Branches(), torch.zeros(2, 3, 4), torch.zeros(2), functional.mse_loss)
+    with refused(hpgo.errors.ArgumentError, "unsupported", "Branches", "bfloat16") as raised:
+        workload.parts([workload.layers], dtype=torch.bfloat16)
+    assert "cast the model" in raised.value.hint
+
+
 def test_what_a_pass_has_made_is_gone_with_who_held_it_last() -> None:
     workload = text()
     (part,) = workload.parts([workload.layers])

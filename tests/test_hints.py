@@ -490,9 +490,6 @@ def test_models_that_cannot_be_cut_are_told_by_what_they_return_or_are() -> None
     error = refused(Two(lambda hidden, out: (out.square().mean(), hidden)))
     assert "returns a single number as output 0" in error.message
     assert "give the loss as `loss`" in error.hint
-    error = refused(torch.compile(Two(lambda hidden, out: out), backend="eager"))
-    assert "compiled by torch.compile" in error.message
-    assert "`model._orig_mod`" in error.hint
     told = Workload(Two(lambda hidden, out: (hidden, out)), torch.zeros(2, 4), torch.zeros(2, 1), lambda o, t: o[1])
     assert told.layers
 

@@ -1,8 +1,8 @@
 """Cutting a network between layers: the values that cross each cut, and the module of each stage.
 
-Every layer runs on meta tensors with batches of two sizes. This shows which dimensions count samples, which values have
-gradients and which are changed in place. Of layers that are sure to compute the same, only one runs. A value that is
-read behind several cuts passes through each stage between.
+Every layer runs with batches of two sizes, on meta tensors unless it needs values. This shows which dimensions count
+samples, which values have gradients and which are changed in place. Of layers that are sure to compute the same, only
+one runs. A value that is read behind several cuts passes through each stage between.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from hpgo.base.messages import did_you_mean, shorten
 from hpgo.errors import ArgumentError, HpgoError
 from hpgo.runtime import batch_norm, dropout
 from hpgo.runtime.module_equality import equivalence_key
+from hpgo.runtime.passes import running
+from hpgo.runtime.shape_passes import ShapePass, fresh_on_meta, run_for_shapes
 from hpgo.runtime.split_backward import Queue, install
 from hpgo.runtime.stage_module import Call, StageModule, Value, check_stages
 
@@ -47,12 +49,15 @@ class LayerRecording:
     """Whether the layer returns a tensor, not a tuple."""
     dropouts: dict[str, int | None]
     """Dimension that counts samples in the input of each of its dropouts, by name; None where none does."""
+    needs_values: bool
+    """Whether its operations depend on values, as those of sparse routing do, or have no meta version."""
 
 
 def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) -> dict[str, LayerRecording]:
-    """Return what each layer returns for inputs like these, with weights of `dtype`. Computes no values.
+    """Return what each layer returns for inputs like these, with weights of `dtype`.
 
-    Raises ArgumentError for a layer that can't run on meta tensors, returns something else than tensors, or draws
+    Layers compute no values unless they need them, see `shape_passes`. Raises ArgumentError for a layer that can't run,
+    returns something else than tensors, or draws
     random numbers that can't be seeded by sample.
     """
     modules: dict[str, nn.Module] = {}
@@ -71,6 +76,7 @@ class _Seen:
     output: Any
     mutates: tuple[int, ...]
     dropouts: dict[str, tuple[int, ...]]
+    needs_values: bool
 
 
 def _run(
@@ -105,21 +111,16 @@ def _run(
             seen[layer] = replace(known[like], output=_again(known[like].output))
             _hold(held, layer, seen[layer].output)
             continue
-        flat = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-        # Autograd counts the in-place changes of each tensor. The counter shows what a module changes, which nothing
-        # declares.
-        versions = [tensor._version for tensor in flat]
         shapes: dict[str, tuple[int, ...]] = {}
         hooks = [
             found.register_forward_pre_hook(_noting(shapes, name))
             for name, found in modules[layer].named_modules()
             if isinstance(found, dropout.DrawnDropout)
         ]
-        output = _call(layer, modules[layer], arguments, rows)
+        made = _call(layer, modules[layer], arguments, rows)
+        output = made.output
         for hook in hooks:
             hook.remove()
-        changed = [tensor for tensor, version in zip(flat, versions, strict=True) if tensor._version != version]
-        mutates = tuple(at for at, argument in enumerate(arguments) if any(argument is tensor for tensor in changed))
         _hold(held, layer, output)
         for tensor in _several(output):
             if not isinstance(tensor, torch.Tensor):
@@ -129,7 +130,7 @@ def _run(
                     "return a tensor, or a tuple of tensors",
                     code="user_code",
                 )
-        seen[layer] = _Seen(output, mutates, shapes)
+        seen[layer] = _Seen(output, made.mutates, shapes, made.needs_values)
         # A result that aliases an argument must not be imitated by fresh tensors: the layers behind it would miss
         # in-place changes.
         if like is not None and not _share(chain(*map(_several, arguments)), _several(output)):
@@ -158,10 +159,7 @@ def _shapes(given: Any) -> Any:
 def _again(output: Any) -> Any:
     """Return new tensors with the same shapes, strides and types."""
     if isinstance(output, torch.Tensor):
-        fresh = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device="meta")
-        # `clone` makes it a non-leaf that requires a gradient, like the result of a layer. In-place changes of leaves
-        # would raise.
-        return fresh.requires_grad_().clone() if output.requires_grad else fresh
+        return fresh_on_meta(output)
     return type(output)(map(_again, output))
 
 
@@ -178,12 +176,13 @@ def _noting(shapes: dict[str, tuple[int, ...]], name: str) -> Any:
     return note
 
 
-def _call(layer: str, module: nn.Module, arguments: list[Any], rows: int) -> Any:
+def _call(layer: str, module: nn.Module, arguments: list[Any], rows: int) -> ShapePass:
+    def call(called: nn.Module, given: list[Any]) -> Any:
+        with dropout.watching(layer), running(step=0, samples=range(rows)):
+            return called(*given, rows=rows) if getattr(called, "wants_rows", False) else called(*given)
+
     try:
-        with dropout.watching(layer):
-            if getattr(module, "wants_rows", False):
-                return module(*arguments, rows=rows)
-            return module(*arguments)
+        return run_for_shapes(module, arguments, call)
     except HpgoError:
         raise
     except Exception as error:
@@ -209,7 +208,9 @@ def _made(layer: str, few: _Seen, more: _Seen) -> LayerRecording:
         dimensions.append(dimension or 0)
         reasons.append(reason)
     drops = {name: _row_dimension(shape, more.dropouts[name])[0] for name, shape in few.dropouts.items()}
-    return LayerRecording(tuple(values), tuple(dimensions), tuple(reasons), few.mutates, is_single, drops)
+    return LayerRecording(
+        tuple(values), tuple(dimensions), tuple(reasons), few.mutates, is_single, drops, few.needs_values
+    )
 
 
 def _row_dimension(few: Sequence[int], more: Sequence[int]) -> tuple[int | None, str]:

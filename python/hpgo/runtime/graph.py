@@ -18,6 +18,7 @@ from hpgo.base.messages import join_words, shorten
 from hpgo.errors import ArgumentError
 from hpgo.runtime.graph_nodes import (
     draws,
+    is_computed_size,
     is_value,
     layer_id,
     module_path,
@@ -42,25 +43,28 @@ _HELPERS = "inputs' own"
 """Id of the hidden layer with all operations that depend only on inputs."""
 
 
-def exported(model: nn.Module, inputs: Sequence[Tensor]) -> Graph:
+def exported(model: nn.Module, inputs: Sequence[Tensor], dtype: torch.dtype | None = None) -> Graph:
     """Export `model`, for inputs whose first dimension is a batch of any size from 1.
+
+    With `dtype`, the operations are those of `model.to(dtype)`, but weights stay as they are. So what the model's code
+    computes in float32 regardless of its weights, such as positions and norms, stays float32.
 
     Return the graph to build networks from.
 
     Raises ArgumentError if torch can't export the model, naming the user's line to blame, and if the model draws random
     numbers other than by dropout or changes a buffer.
     """
-    program, batch = trace(model, inputs)
-    return Graph(model, program, batch)
+    program, batch = trace(model, inputs, dtype)
+    return Graph(model, program, batch, inputs)
 
 
 class Graph:
     """An exported program, as the source of networks."""
 
-    def __init__(self, model: nn.Module, program: Any, batch: Any) -> None:
+    def __init__(self, model: nn.Module, program: Any, batch: Any, inputs: Sequence[Tensor]) -> None:
         self.model, self.program, self.batch = model, program, batch
-        # Constants of this dtype in the graph stand for the type of weights, which a run may change.
-        self.kind = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
+        self.dtypes = {one.dtype for one in (*model.parameters(), *model.buffers(), *inputs) if one.is_floating_point()}
+        """Floating types of weights, buffers and inputs."""
         self.sources: dict[Any, tuple[str, Any]] = {}
         """For each placeholder: `input` and its number, `parameter` and its tensor, or `buffer` and its tensor."""
         inline(program)
@@ -120,8 +124,15 @@ class Graph:
             elif spec.kind.name == "PARAMETER":
                 self.sources[node] = ("parameter", self.model.get_parameter(spec.target))
             else:
-                held = self.program.state_dict.get(spec.target)
-                self.sources[node] = ("buffer", self.program.constants[spec.target] if held is None else held)
+                self.sources[node] = ("buffer", self._buffer(spec.target))
+
+    def _buffer(self, name: str) -> Any:
+        # The program holds stand-ins of buffers on the meta device, so ask the model first.
+        try:
+            return self.model.get_buffer(name)
+        except AttributeError:
+            held = self.program.state_dict.get(name)
+            return self.program.constants[name] if held is None else held
 
     def _skips(self, node: Any) -> bool:
         """Return whether to skip an operation: a check by `torch.export`, or a batch count.
@@ -143,7 +154,8 @@ class Graph:
             changed = set()
             for node in self.operations:
                 name = operation_name(node.target)
-                if not is_value(node):
+                # Layers pass on tensors only. So each layer computes the sizes that it needs.
+                if not is_value(node) or is_computed_size(node):
                     continue
                 follows = all(
                     one in pure
@@ -270,9 +282,8 @@ class Graph:
         steps = [builder.step(one) for one in operations]
         takes = list(builder.takes)
         module = Steps(steps, [one.name for one in takes], [one.name for one in gives])
-        # An empty buffer that follows `.to()`. It tells the layer its current device and dtype, even if it has no
-        # weights.
-        module.register_buffer("kind", torch.zeros((), dtype=self.kind), persistent=False)
+        # An empty buffer that follows `.to()`. It tells the layer its current device, even if it has no weights.
+        module.register_buffer("place", torch.zeros(()), persistent=False)
         for name, held in builder.held.items():
             if isinstance(held, nn.Module):
                 module.add_module(name, held)

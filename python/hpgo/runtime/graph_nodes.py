@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hpgo.errors import ArgumentError
 from hpgo.runtime import dropout
@@ -28,9 +29,15 @@ def module_path(node: Any) -> str:
 
 
 def is_value(node: Any) -> bool:
-    """Return whether a node is a tensor or a tuple of tensors, and not a size or nothing."""
+    """Return whether a node is a tensor, a tuple of tensors or a computed size, and not another size or nothing."""
     value = node.meta.get("val")
-    return node.op == "get_attr" or isinstance(value, (torch.Tensor, list, tuple))
+    return node.op == "get_attr" or isinstance(value, (torch.Tensor, list, tuple)) or is_computed_size(node)
+
+
+def is_computed_size(node: Any) -> bool:
+    """Return whether a node is a number that follows from values, such as the number of tokens that an expert gets."""
+    value = node.meta.get("val")
+    return isinstance(value, (torch.SymInt, torch.SymFloat)) and bool(free_unbacked_symbols(value))
 
 
 def mutates(node: Any) -> bool:

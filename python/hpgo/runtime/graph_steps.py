@@ -50,10 +50,6 @@ class _Device:
     """Placeholder in arguments for the device that the layer is on."""
 
 
-class _Kind:
-    """Placeholder in arguments for the dtype of the layer's weights."""
-
-
 class Steps(nn.Module):
     """A layer that runs operations of a graph one after the other."""
 
@@ -79,7 +75,7 @@ class Steps(nn.Module):
         def numbered(value: Any) -> Any:
             if isinstance(value, _Name):
                 return "value", numbers.setdefault(value.name, len(numbers))
-            if isinstance(value, (_Device, _Kind)):
+            if isinstance(value, _Device):
                 return type(value).__name__
             if isinstance(value, torch.Tensor):
                 return "tensor", tuple(value.shape), str(value.dtype)
@@ -98,7 +94,7 @@ class Steps(nn.Module):
         """Run the operations. Return the values that the layer gives, as a tensor or a tuple."""
         held: dict[str, Any] = dict(zip(self.takes, given, strict=True))
         held |= dict(self.named_parameters(recurse=False)) | dict(self.named_buffers(recurse=False))
-        filled = partial(_filled, held, rows, self.kind)
+        filled = partial(_filled, held, rows, self.place.device)
         for step, drops in zip(self.steps, self._drops, strict=True):
             call = getattr(self, step.call) if isinstance(step.call, str) else step.call
             held[step.makes] = call(
@@ -110,19 +106,17 @@ class Steps(nn.Module):
         return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _filled(held: Mapping[str, Any], rows: int, kind: Tensor, value: Any) -> Any:
+def _filled(held: Mapping[str, Any], rows: int, device: torch.device, value: Any) -> Any:
     """Return `value` with its placeholders replaced. `held` has the values by name."""
     if isinstance(value, _Name):
         return held[value.name]
     if isinstance(value, Size):
         return value.factor * rows + value.offset
     if isinstance(value, _Device):
-        return kind.device
-    if isinstance(value, _Kind):
-        return kind.dtype
+        return device
     if type(value) in {list, tuple}:
         # A function within `forward` that called itself would hold all of `held` until Python looks for cycles.
-        return type(value)(_filled(held, rows, kind, one) for one in value)
+        return type(value)(_filled(held, rows, device, one) for one in value)
     return value
 
 
@@ -156,16 +150,6 @@ class StepBuilder:
             given = node.args[1] if name == "addmm" else node.args[0]
             return Step(node.name, (self.filled(given),), {}, node.name)
         options = {key: self.filled(value) for key, value in node.kwargs.items()}
-        value, schema = node.meta.get("val"), getattr(node.target, "_schema", None)
-        if (
-            isinstance(value, torch.Tensor)
-            and value.dtype == self.graph.kind
-            and not any(is_value(one) for one in node.all_input_nodes)
-            and schema is not None
-            and any(one.name == "dtype" for one in schema.arguments)
-        ):
-            # Operations such as `zeros` create a tensor from no other. Without this, it would keep the exported dtype.
-            options["dtype"] = _Kind()
         return Step(node.target, self.filled(node.args), options, node.name)
 
     def tensor(self, node: Any, kind: str) -> Any:
@@ -180,8 +164,6 @@ class StepBuilder:
         if isinstance(value, torch.device):
             # The graph has the device of the export, but the layer may run on another one.
             return _Device()
-        if isinstance(value, torch.dtype):
-            return _Kind() if value == self.graph.kind else value
         if isinstance(value, (list, tuple)):
             return type(value)(map(self.filled, value)) if type(value) in {list, tuple} else [*map(self.filled, value)]
         return value

@@ -6,7 +6,6 @@ import copy
 import hashlib
 from contextlib import contextmanager, nullcontext
 from itertools import chain
-from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +21,7 @@ from hpgo.runtime.module_equality import described
 from hpgo.runtime.pass_times import MeasuredLayer
 from hpgo.runtime.passes import running
 from hpgo.runtime.rendezvous import first_line
+from hpgo.runtime.shape_passes import fill_module, fill_plausibly, run_for_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +65,7 @@ class LayerRunner:
         self._autocast, self.is_inference = autocast, inference
         self.memory_bytes = memory_bytes
         """Memory that layers may fill at once."""
-        self.network, self._recordings = workload.network, workload.look(dtype)
+        self.network, self._recordings = workload.network_in(dtype), workload.look(dtype)
         self._has_gradient = {
             value.name for recording in self._recordings.values() for value in recording.values if value.has_gradient
         }
@@ -112,9 +112,7 @@ class LayerRunner:
         """Return a layer with weights: its initial ones, or plausible ones for a model on the meta device."""
         with self._naming(f"layer `{node.id}`"):
             if self._workload.is_on_meta:
-                module = self.network.make_on_meta(node.id).to_empty(device=self._device)
-                for name, tensor in chain(module.named_parameters(), module.named_buffers()):
-                    fill_plausibly(tensor, name)
+                module = fill_module(self.network.make_on_meta(node.id).to_empty(device=self._device))
             else:
                 module = self.network.make(node.id, seed=0).to(self._device)
             module, queue = self._ready(node, module), split_backward.Queue()
@@ -125,7 +123,8 @@ class LayerRunner:
         module = self._ready(node, self.network.make_on_meta(node.id))
         with torch.no_grad(), self._running():
             values = {name: self._held[name].to("meta") for feed in node.feeds for name in self.names(feed)}
-            output = self._call(node, module, self._arguments(node, values))
+            with self._naming(f"layer `{node.id}`"), self._autocast():
+                output = run_for_shapes(module, self._arguments(node, values), self._output).output
         tensors = [output] if isinstance(output, torch.Tensor) else output
         for name, tensor in zip(self.names(node.id), tensors, strict=True):
             self._held[name] = fill_plausibly(torch.empty_like(tensor, device=self._device))
@@ -313,9 +312,12 @@ class LayerRunner:
 
     def _call(self, node: NetworkLayer, module: nn.Module, arguments: list[Any]) -> Any:
         with self._naming(f"layer `{node.id}`"), self._autocast():
-            if getattr(module, "wants_rows", False):
-                return module(*arguments, rows=self._rows)
-            return module(*arguments)
+            return self._output(module, arguments)
+
+    def _output(self, module: nn.Module, arguments: list[Any]) -> Any:
+        if getattr(module, "wants_rows", False):
+            return module(*arguments, rows=self._rows)
+        return module(*arguments)
 
     def _keep(self, one: MeasuredLayer, output: Any) -> None:
         one.outputs = [output] if isinstance(output, torch.Tensor) else list(output)
@@ -355,22 +357,3 @@ def _split_copy(module: nn.Module, queue: split_backward.Queue) -> nn.Module:
     split = copy.deepcopy(module, shared)
     split_backward.install(split, queue)
     return split
-
-
-def fill_plausibly(tensor: Tensor, name: str = "") -> Tensor:
-    """Fill a tensor with values as weights and activations usually have, without overflow. Return it.
-
-    `name` is that of a weight; it is empty for activations.
-    """
-    with torch.no_grad():
-        if not tensor.is_floating_point():
-            return tensor.zero_()
-        if tensor.dim() < 2 and name:
-            return tensor.fill_(1.0 if name.endswith(("weight", "var")) else 0.01)
-        # Random numbers are slow to draw. Repeat a block of 2**20, since only their magnitude affects the time.
-        block = torch.randn(min(tensor.numel(), 2**20), device=tensor.device)
-        block = (block / sqrt(max(1, tensor.numel() // len(tensor))) if name else block).to(tensor.dtype)
-        for at in range(0, tensor.numel(), len(block) or 1):
-            part = tensor.view(-1)[at : at + len(block)]
-            part.copy_(block[: len(part)])
-        return tensor

@@ -93,7 +93,7 @@ class LayerProfiler:
             device=device,
             memory_bytes=memory_bytes,
         )
-        self._network = workload.network
+        self._network = workload.network_in(dtype)
         # Check the loss before the first pass, because this takes time that no pass should include.
         self.reduction = None if inference else workload.reduction(workload.outputs(dtype), device)
         """How the loss combines samples; None for inference."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError
@@ -23,29 +25,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def trace(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
+def trace(model: nn.Module, inputs: Sequence[Tensor], dtype: torch.dtype | None = None) -> tuple[Any, Any]:
     """Return the exported program of a model and the symbol of its batch size; None if no size depends on it.
+
+    With `dtype`, the program is that of the model after `model.to(dtype)`, on inputs cast like weights.
 
     Raises ArgumentError if torch can't export the model.
     """
-    if isinstance(original := getattr(model, "_orig_mod", None), nn.Module):
-        raise ArgumentError(
-            f"{type(original).__name__} was compiled by torch.compile, which hides the layers between which it is cut",
-            "give the uncompiled model, `model._orig_mod`, or compile it in place by `model.compile()`",
-        )
     # Torch takes a dimension of 1 for a constant, so the batch must have at least 2 rows to be symbolic.
     rows = max(2, len(inputs[0]))
     examples = tuple(one if len(one) == rows else one[:1].expand(rows, *one.shape[1:]) for one in inputs)
-    weights = list(model.parameters())
-    if weights and all(one.is_meta for one in weights):
-        # Convolutions refuse to mix devices.
-        examples = tuple(one.to("meta") if one.is_floating_point() else one for one in examples)
+    if dtype is not None:
+        examples = tuple(one.to(dtype) if one.is_floating_point() else one for one in examples)
     batch = torch.export.Dim("batch", min=1, max=2**20)
     was_training = model.training
     # Export in training mode, so that dropout and batch normalization are in the graph.
     model.train()
     try:
-        with _silence_torch():
+        with _silence_torch(), _stand_ins(model, dtype):
             program = torch.export.export(
                 model, examples, dynamic_shapes=tuple({0: batch} for _ in examples), strict=False
             )
@@ -64,6 +61,43 @@ def trace(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
     user = [node for node in program.graph.nodes if node.op == "placeholder"][-len(examples) :]
     symbol = user[0].meta["val"].shape[0]
     return program, symbol.node.expr if isinstance(symbol, torch.SymInt) else None
+
+
+@contextmanager
+def _stand_ins(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """Put tensors without memory in the place of weights and buffers that are on meta or not of `dtype`.
+
+    Models ask for the device and the type of tensors. On meta they may take a branch whose operations the CPU lacks.
+    """
+    places = [
+        (held, name, tensor)
+        for one in model.modules()
+        for held in (one._parameters, one._buffers)
+        for name, tensor in held.items()
+        if tensor is not None
+        and (tensor.is_meta or (dtype is not None and tensor.is_floating_point() and tensor.dtype != dtype))
+    ]
+    found: dict[int, Any] = {}  # by identity, so that tied weights stay one tensor
+    if places:
+        shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+        with FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes):
+            for _, _, tensor in places:
+                if id(tensor) not in found:
+                    found[id(tensor)] = _stand_in(tensor, dtype)
+    try:
+        for held, name, tensor in places:
+            held[name] = found[id(tensor)]
+        yield
+    finally:
+        for held, name, tensor in places:
+            held[name] = tensor
+
+
+def _stand_in(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    device = "cpu" if tensor.is_meta else tensor.device
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device=device)
+    return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
 
 
 @contextmanager

@@ -36,9 +36,10 @@ class Workload:
     """A model with an example of its data and its loss.
 
     `model` is a `Network`, or a list, `nn.Sequential` or dict of modules that feed each other in order, or any other
-    module, which is exported. The first dimension of the examples is the batch. Without a data set, the examples are
-    repeated. `loss(outputs, targets)` is the mean over the samples that it gets, or their sum. If samples count
-    differently, `weight(targets)` returns the weight of each, and `loss` is the mean weighted by them.
+    module, which is exported. Of a model by `torch.compile(model)`, the layers run without compilation. The first
+    dimension of the examples is the batch. Without a data set, the examples are repeated. `loss(outputs, targets)` is
+    the mean over the samples that it gets, or their sum. If samples count differently, `weight(targets)` returns the
+    weight of each, and `loss` is the mean weighted by them.
 
     >>> toy = Workload([nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)], torch.zeros(2, 4), torch.zeros(2, 2),
     ...                loss=nn.functional.mse_loss)
@@ -79,15 +80,20 @@ class Workload:
         """Name of the transformers class of a configuration's model, with the version of transformers; else empty."""
         self._adds_up: bool | None = None  # None until `reduction` was called
         self._quartered: Callable[[], Workload] | None = None
+        self._graphs: dict[torch.dtype, Graph] = {}  # shared by the copies that `by` returns
+        # A stage runs some layers of the model, which the code that torch.compile made for the whole model can't.
+        model = getattr(model, "_orig_mod", model)
         # Keep the graph of an exported model. Each unit of layers is another network of the same graph.
         self._graph = _graph(model, self.example_inputs)
-        self._take(_network(model) if self._graph is None else self._graph.network("op"))
+        self._take(_network(model) if self._graph is None else self._graph.network("op"), "op")
 
-    def _take(self, network: Network) -> None:
+    def _take(self, network: Network, grain: str) -> None:
         self.network = network
         """The layers of the model."""
         if not network.layers:
             raise ArgumentError("the model has no layers", "give it at least one")
+        self._grain = grain
+        self._networks: dict[torch.dtype, Network] = {}
         self._looks: dict[torch.dtype | None, dict[str, LayerRecording]] = {}
 
     def by(self, grain: str) -> Workload:
@@ -133,7 +139,7 @@ class Workload:
         other = copy.copy(self)
         # `parameters` is a cached property, and the copy has other layers.
         other.__dict__.pop("parameters", None)
-        other._take(self._graph.network(grain))
+        other._take(self._graph.network(grain), grain)
         return other
 
     def holding(self, layers: Collection[str]) -> Workload:
@@ -252,7 +258,7 @@ class Workload:
             only = {check_int("a stage in `only`", one, minimum=0) for one in check_list("`only`", only)}
         check_flag("split_backward", split_backward)
         return cut(
-            self.network,
+            self.network_in(dtype),
             self.look(dtype),
             self.example_inputs,
             layers,
@@ -262,10 +268,34 @@ class Workload:
             split_backward=split_backward,
         )
 
+    def network_in(self, dtype: torch.dtype | None) -> Network:
+        """Return the layers as they run with weights of `dtype`. Their modules still hold weights in their own type.
+
+        An exported model runs the operations that `model.to(dtype)` would. Raises ArgumentError if it can't be
+        exported in this type, or has other layers then.
+        """
+        if self._graph is None or dtype is None or all(one == dtype for one in self._graph.dtypes):
+            return self.network
+        if dtype not in self._networks:
+            if dtype not in self._graphs:
+                from hpgo.runtime.graph import exported  # its imports take a second to load
+
+                self._graphs[dtype] = exported(self._graph.model, self.example_inputs, dtype)
+            network = self._graphs[dtype].network(self._grain)
+            if network.layers != self.network.layers:
+                raise ArgumentError(
+                    f"{type(self._graph.model).__name__} has other operations with weights of {dtype} than of its own"
+                    " type",
+                    "cast the model before you give it to the workload, and leave the type out",
+                    code="unsupported",
+                )
+            self._networks[dtype] = network
+        return self._networks[dtype]
+
     def look(self, dtype: torch.dtype | None) -> dict[str, LayerRecording]:
         """Return the recordings of each layer, with weights of `dtype`. Computes no values."""
         if dtype not in self._looks:
-            self._looks[dtype] = look(self.network, self.example_inputs, dtype)
+            self._looks[dtype] = look(self.network_in(dtype), self.example_inputs, dtype)
         return self._looks[dtype]
 
     def outputs(self, dtype: torch.dtype | None) -> list[Value]:
