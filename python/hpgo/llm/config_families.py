@@ -517,7 +517,7 @@ def _cuda_graphs(model: Transformer, space: SearchSpace) -> list[tuple[CudaGraph
 
 
 def _all_layers(model: Transformer) -> PipelineRankLayers:
-    """Return all layers of a model as those of one rank."""
+    """Return all layers of a model on one rank."""
     counts = Counter(kinds_of(model))
     return PipelineRankLayers({(kind, False): count for kind, count in counts.items()}, {}, embedding=1, head=1)
 

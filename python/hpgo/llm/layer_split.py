@@ -75,7 +75,7 @@ class LayerSplits:
         """Return the splits for each number of virtual stages in `vpp`.
 
         `uneven` adds splits with fewer layers on the end ranks. `laid_out` is explained at `stage_layers`. `layouts`
-        adds those of `further_layouts` for models with multi-token prediction.
+        adds the layouts of `further_layouts` for models with multi-token prediction.
         """
         further = sum(kind.further for kind in kinds)
         layers, vpp = len(kinds) - further, tuple(vpp)

@@ -64,14 +64,14 @@ class Tower(Record):
     """Whether norms subtract the mean and have biases."""
     ends: Block | None = None
     """Operators before and after the layers. The first matrix embeds patches. All others act on merged patches, such as
-    those of the projection to the decoder."""
+    the projection to the decoder."""
     patches: int = 0
     """Patches of one image, or positions of one clip of sound, among which attention computes pairs; 0 if the
     configuration states no size of images."""
     merge: int = 1
     """Patches that become one token of the decoder."""
     images: int = 0
-    """Images, or clips of sound, of one sequence. The tokens of a sequence include those of its images."""
+    """Images, or clips of sound, of one sequence. The tokens of a sequence include the images'."""
     frozen: bool = False
     """Whether the tower is not trained. It then has a forward pass only, and so has its projection."""
 
@@ -450,7 +450,7 @@ class Transformer:
         """Return the transformer with images in each sequence, for estimates of training.
 
         Args:
-            per_sample: images of one sequence, whose tokens include those of the images.
+            per_sample: images of one sequence, whose tokens include theirs.
             patches: patches of one image before neighbors are merged; None means as many as the configuration states.
             frozen: whether the tower and its projection are not trained.
 

@@ -50,7 +50,7 @@ class LayerRecording:
     dropouts: dict[str, int | None]
     """Dimension that counts samples in the input of each of its dropouts, by name; None where none does."""
     needs_values: bool
-    """Whether its operations depend on values, as those of sparse routing do, or have no meta version."""
+    """Whether its operations depend on values, as in sparse routing, or have no meta version."""
 
 
 def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) -> dict[str, LayerRecording]:

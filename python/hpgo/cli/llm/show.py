@@ -175,7 +175,7 @@ def _print(model: Transformer, seq_length: int, flop_per_token: float) -> None:
 
 
 def _tower(tower: Tower) -> dict[str, object]:
-    """Return the tower's facts. Operations of an image are those of a step; a frozen tower needs a third of them."""
+    """Return the tower's facts. Operations of an image are all of a step, a third of which a frozen tower needs."""
     return {
         "name": tower.name,
         "hidden": tower.hidden,
