@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import json
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from hpgo.hardware import cluster as machine
 from hpgo.llm.estimate import StageEstimate
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.blocks import Block, Latent
+from hpgo.model.transformer import Tower
 from hpgo.planning import plans
 from hpgo.planning.chain.search import PartitionOptions as ChainOptions
 from hpgo.planning.plans import ScheduleChoice
@@ -144,6 +146,7 @@ STRANGE: dict[str, Callable[[], Any]] = {
 PROFILE = chain([1.0, 2.0, 1.0], 8.0, 4.0)
 SHAPE = {"layers": 2, "hidden": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 16, "vocab": 10}
 TRANSFORMER = hpgo.Transformer(**SHAPE)
+WITH_TOWER = replace(TRANSFORMER, tower=Tower(hidden=8, blocks=(Block(name="layer"),), pattern=("layer",), merge=4))
 GPUS = hpgo.Cluster.preset("h100:1")
 PRICE = hpgo.estimate_llm(TRANSFORMER, GPUS, global_batch_size=8, seq_length=64)
 WAYS = hpgo.plan_llm(TRANSFORMER, GPUS.first(1), global_batch_size=2, seq_length=64)
@@ -392,6 +395,9 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Transformer.from_blocks": (
                 hpgo.Transformer.from_blocks,
                 {"hidden": 8, "vocab": 16, "blocks": [Block(name="plain")], "pattern": ["plain"]},
+            ),
+            "Transformer.with_images": (
+                WITH_TOWER.with_images, {"per_sample": 2, "patches": 16, "frozen": True},
             ),
             "Transformer.layer_parameters": (TRANSFORMER.layer_parameters, {"layer": 1}),
             "Transformer.parameters_by_part": (TRANSFORMER.parameters_by_part, {}),

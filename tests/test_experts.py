@@ -403,7 +403,10 @@ def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, to
     cluster = hpgo.Cluster.preset("h100").first(gpus)
     every = every_way(model, cluster, batch, 1024, graphs=True)
     try:
-        found = hpgo.plan_llm(model, cluster, global_batch_size=batch, seq_length=1024, top=top, devices=gpus)
+        found = hpgo.plan_llm(
+            model, cluster, global_batch_size=batch, seq_length=1024, top=top, devices=gpus,
+            exclude=["recompute=selective"],
+        )  # fmt: skip
     except hpgo.errors.ArgumentError:
         assert not every
         return
@@ -446,7 +449,7 @@ def test_megatron_is_told_of_experts_latent_attention_and_stages() -> None:
         "moe-router-group-topk": "4", "moe-shared-expert-intermediate-size": "2048", "moe-layer-freq": "[0]*3+[1]*58",
         "expert-model-parallel-size": "32", "expert-tensor-parallel-size": "1", "q-lora-rank": "1536",
         "kv-lora-rank": "512", "qk-head-dim": "128", "qk-pos-emb-head-dim": "64", "v-head-dim": "128",
-        "pipeline-model-parallel-layout": f"E{'t*4|' * 15}t*1L",
+        "pipeline-model-parallel-layout": "Et*4|(t*4|)*14tL",
     }  # fmt: skip
     assert {key: value(words, key) for key in told} == told
     assert "--multi-latent-attention" in words

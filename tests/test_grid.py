@@ -176,7 +176,8 @@ def test_the_choice_is_that_of_trying_every_way(
 ) -> None:
     cluster = hpgo.Cluster.preset("h100").first(gpus)
     asked = {"global_batch_size": batch, "seq_length": 1024, "top": top, "fix": fix}
-    asked |= {} if graphs else {"exclude": ["cuda_graph_impl"]}
+    # Modules to recompute have a test of their own.
+    asked |= {"exclude": ["recompute=selective", *([] if graphs else ["cuda_graph_impl"])]}
     every = every_way(model, cluster, batch, 1024, fix, graphs=graphs)
     if not every:
         with pytest.raises(hpgo.errors.ArgumentError, match="no configuration divides"):
@@ -284,6 +285,23 @@ def test_cuda_graphs_are_chosen_where_launches_take_longest_and_the_list_says_wh
     report = " ".join(CliRunner().invoke(group, words).stdout.split())
     assert "CUDA graphs save" in report
     assert "of the step time of number 1" in report
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "batch"), [("qwen3-30b-a3b", "h100:1", 64), ("mixtral-8x22b", "h100:8", 128)]
+)
+def test_modules_of_layers_with_experts_are_recomputed_where_that_is_faster(
+    name: str, cluster: str, batch: int
+) -> None:
+    asked = {"global_batch_size": batch, "seq_length": 8192, "top": 1, "exclude": ["cuda_graph_impl"]}
+    found = hpgo.plan_llm(name, cluster, **asked)
+    whole = hpgo.plan_llm(name, cluster, **asked | {"exclude": ["cuda_graph_impl", "recompute=selective"]})
+    every = hpgo.plan_llm(name, cluster, **asked, fix={"recompute": "selective"})
+    assert found.configurations > whole.configurations
+    # Of all sets of modules, the search tries the three that save the most memory for their time.
+    best_s = min(whole.fastest.step_s, every.fastest.step_s)
+    assert best_s <= found.fastest.step_s <= whole.fastest.step_s
+    assert found.fastest.step_s <= 1.002 * best_s
 
 
 @pytest.mark.parametrize(("layers", "pp", "vpp", "vocab"), [(7, 4, 1, 128_000), (6, 3, 2, 64_000)])

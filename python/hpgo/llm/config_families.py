@@ -169,6 +169,9 @@ class ConfigGrid:
     """Position of the settings in the search space."""
     plain: ConfigGrid | None = None
     """Grid without CUDA graphs, if this one has the same settings with CUDA graphs."""
+    faster: ConfigGrid | None = None
+    """Grid without recomputed modules, if this one has the same settings with them. It has the families of this one,
+    and its bounds hold here, too."""
 
     @cached_property
     def cpu_s(self) -> float:
@@ -210,7 +213,7 @@ class ConfigGrid:
     def families(self, below_s: float = inf) -> Iterator[Family]:
         """Yield families with bounds below `below_s`, the lowest first."""
         count = self.context.gpus.count
-        for gpu_s, tp, cp, size in self.costs.families(self):
+        for gpu_s, tp, cp, size in self.costs.families(self.faster or self):
             bound_s = gpu_s / count + self.cpu_s
             if bound_s >= below_s:
                 break
@@ -231,7 +234,7 @@ class ConfigGrid:
             for one in fitting:
                 yield from self._groups(one, tp, cp, size)
             return
-        for gpu_s, ep in self.costs.by_ep(self, tp, cp, size) if fitting else ():
+        for gpu_s, ep in self.costs.by_ep(self.faster or self, tp, cp, size) if fitting else ():
             if alike := [one for one in fitting if one.config.ep == ep]:
                 bound_s = gpu_s / self.context.gpus.count + self.cpu_s
                 yield Family(bound_s, partial(self._open_all, alike, tp, cp, size))
@@ -461,7 +464,9 @@ def config_grids(
     for at, (one, is_graphed) in enumerate(costs.spaces):
         settings = replace(context, config=replace(context.config, **one.settings))
         plain = next((grid for grid in reversed(grids) if grid.plain is None), None) if is_graphed else None
-        grids.append(ConfigGrid(settings, global_batch_size, one, costs, at, plain))
+        has_modules = bool(settings.config.recompute_modules) and "recompute" not in space.fixed
+        faster = grids[0] if has_modules and grids and grids[0].plain is None else None
+        grids.append(ConfigGrid(settings, global_batch_size, one, costs, at, plain, faster))
     return grids
 
 
@@ -485,9 +490,9 @@ def _spaces(context: LayerContext, space: SearchSpace) -> Iterator[tuple[SearchS
     config = replace(context.config, **space.settings)
     if config.packed_length is not None and space.rules.packed == "single":
         space = replace(space, fixed={**space.fixed, "micro_batch_size": 1})
-    parts = [space]
+    parts, context = [space], replace(context, config=config)
     if space.fixed.get("recompute") == "selective" and not config.recompute_modules:
-        sets = _module_sets(replace(context, config=config))
+        sets = _module_sets(context, alone=True)
         parts = [replace(space, fixed={**space.fixed, "recompute_modules": modules}) for modules in sets]
     for part in parts:
         if any(name in space.fixed for name in ("cuda_graph_impl", "cuda_graph_modules")):
@@ -503,6 +508,10 @@ def _spaces(context: LayerContext, space: SearchSpace) -> Iterator[tuple[SearchS
             except ArgumentError:  # graphs exclude some recomputed modules
                 continue
             yield graphed, has_plain
+    # Modules of dense layers shortened no step of six questions: recomputing whole layers of a stage did as well.
+    if context.model.experts and space.leaves_modules:
+        for modules in _module_sets(context, alone=False):
+            yield replace(space, fixed={**space.fixed, "recompute": "selective", "recompute_modules": modules}), False
 
 
 def _cuda_graphs(model: Transformer, space: SearchSpace) -> list[tuple[CudaGraphImpl, tuple[str, ...]]]:
@@ -542,8 +551,8 @@ def _divides(config: ParallelismConfig, context: LayerContext) -> bool:
     return True
 
 
-def _module_sets(context: LayerContext) -> Iterator[tuple[RecomputedModule, ...]]:
-    """Yield sets of modules to recompute: each alone, and the best ones together.
+def _module_sets(context: LayerContext, *, alone: bool) -> Iterator[tuple[RecomputedModule, ...]]:
+    """Yield sets of modules to recompute: each `alone` and the best ones together, or only the best, two and three.
 
     Modules are ordered by the bytes that a micro-batch saves per second of recomputation, over all layers.
     """
@@ -558,7 +567,8 @@ def _module_sets(context: LayerContext) -> Iterator[tuple[RecomputedModule, ...]
         if saved_bytes:
             saved[name] = saved_bytes / repeated_s
     order = sorted(saved, key=lambda name: -saved[name])
-    sets = [(name,) for name in order] + [tuple(order[:count]) for count in range(2, len(order) + 1)]
+    sets = [(name,) for name in order[: len(order) if alone else 1]]
+    sets += [tuple(order[:count]) for count in range(2, (len(order) if alone else 3) + 1)]
     for modules in dict.fromkeys(map(without_parts, sets)):
         try:
             replace(context.config, recompute="selective", recompute_modules=modules)

@@ -251,7 +251,7 @@ def further_layouts(layers: int, pp: int, vpp: int, further: int) -> tuple[Layer
     Megatron-LM runs the prediction on no first rank, and in the last virtual stage of a rank.
 
     >>> [one.layout for one in further_layouts(6, 3, 1, 1)][:2], len(further_layouts(61, 16, 2, 1))
-    (['Etttttt||mL', 'Ettttt|t|mL'], 27)
+    (['Et|t*3|t*2mL', 'Et*2|t*3|tmL'], 24)
     """
     stages = pp * vpp
     found = []

@@ -195,6 +195,8 @@ def plan_llm(
     - every micro-batch size that divides the batch, and all ZeRO stages of the framework;
     - no recomputation, recomputation of all layers, or, if the framework supports it, of the fewest layers per stage
       that fit;
+    - for models with experts, if the framework supports it, also recomputation of the one, two or three modules that
+      save the most memory for their time;
     - no CUDA graphs, or those that the framework runs: of whole layers or of the step for models without experts, and
       of all modules with fixed shapes for models with experts;
     - hybrid sharding in groups of whole nodes, if the framework runs it with ZeRO stage 3;

@@ -151,6 +151,13 @@ class SearchSpace:
         return found | ({"recompute": "selective"} if found.get("recompute_modules") else {})
 
     @property
+    def leaves_modules(self) -> bool:
+        """Whether the framework may recompute modules of layers, and nothing else is fixed that has to do with it."""
+        given = {"recompute", "recompute_modules", "offload_modules", "cuda_graph_impl", "cuda_graph_modules"}
+        takes = self.rules.recompute_modules and self.takes("recompute", "selective")
+        return takes and not given & self.fixed.keys() and "recompute_modules" not in self.excluded
+
+    @property
     def said(self) -> str:
         """Description of fixed and excluded values, to follow a list of configurations; empty without any.
 
