@@ -135,6 +135,14 @@ def test_configs_of_public_models_count_to_the_last_parameter(reference) -> None
     assert compared >= 10
 
 
+def test_a_file_config_json_is_named_by_its_type(tmp_path: Path) -> None:
+    text = json.dumps({"model_type": "qwen3", "num_hidden_layers": 2})
+    for name, known in (("config.json", "qwen3"), ("mine.json", "mine")):
+        (tmp_path / name).write_text(text)
+        assert hpgo.Transformer.read(tmp_path / name).name == known
+    assert hpgo.Transformer.read(tmp_path).name == "qwen3"
+
+
 def test_the_table_of_defaults_is_that_of_the_pinned_transformers(transformers) -> None:
     import class_defaults
 

@@ -8,6 +8,7 @@ files, its environment and what it exports are the same: `.frameworks/results` h
 
 from __future__ import annotations
 
+import argparse
 import ast
 import hashlib
 import json
@@ -150,6 +151,15 @@ def exporters() -> list[Path]:
 
 def main(arguments: list[str]) -> int:
     """Run all checks. Return the exit status: 0 if all hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--write",
+        nargs=2,
+        type=Path,
+        metavar=("TABLES", "PAGE"),
+        help="file for all tables, and page with places",
+    )
+    asked = parser.parse_args(arguments)
     environments.build_all()
     releases, megatron = megatron_releases(), environments.python("megatron")
     starts = [row for sources in releases for row in check("megatron_start_checks", megatron, sources)]
@@ -174,8 +184,8 @@ def main(arguments: list[str]) -> int:
     console.print(table)
     tables = {"frameworks": markdown(rows), "starts": matrix(starts), "start-runs": runs(starts)}
     console.print(tables["starts"])
-    if arguments[:1] == ["--write"] and releases:
-        for document in map(Path, arguments[1:]):
+    if asked.write and releases:
+        for document in asked.write:
             text = document.read_text(encoding="utf-8")
             of_page = {name: one for name, one in tables.items() if f"<!-- table: {name} -->" in text}
             write_text(document, fill(text, of_page), HpgoError)

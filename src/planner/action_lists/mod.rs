@@ -1,11 +1,12 @@
 //! Plans for every schedule except 1F1B, eager 1F1B and GPipe, and the comparison of schedules for one problem.
 //!
 //! ```text
-//! 1F1B's plans ─▶ cuts ─▶ one_stage: run each of them ─────────────────────┐
+//! every_plan, or 1F1B's plans ─▶ cuts ─▶ one_stage: run each of them ──────────┐
 //! shapes ─▶ virtual_stages: improve cuts and groups, attempt by attempt ───────┴─▶ evaluate again ─▶ the shortest step
 //! ```
 
 mod bound;
+mod every_plan;
 mod fit;
 mod improve;
 mod one_stage;
@@ -174,8 +175,12 @@ impl Search<'_> {
                     Err(error) => return Err(error),
                 }
             }
-            let cuts = one_stage::cuts(self.problem, &found, found[0].micro_batch, self.control);
-            self.run_each(&one_stage, &cuts, is_node_aligned)?;
+            if let Some(all) = one_stage::all(self.problem) {
+                self.run_each(&one_stage, &all, false, true)?;
+            } else {
+                let cuts = one_stage::cuts(self.problem, &found, found[0].micro_batch, self.control);
+                self.run_each(&one_stage, &cuts, is_node_aligned, false)?;
+            }
         }
         self.virtual_stages()
     }
@@ -199,8 +204,12 @@ impl Search<'_> {
     /// Plans for the case that 1F1B, and so every schedule that needs as much memory, fits nowhere. `error` states the
     /// shortage.
     fn frugal(&mut self, error: Error, certified: &[(&str, WarmUp)]) -> Result<()> {
-        let cuts = one_stage::sparest(self.problem, self.control);
-        self.run_each(&self.families(FRUGAL)?, &cuts, false)?;
+        let all = one_stage::all(self.problem);
+        let has_all = all.is_some();
+        let cuts = all.unwrap_or_else(|| one_stage::sparest(self.problem, self.control));
+        // Others than the frugal ones fit only on cuts that do not suit 1F1B, so these are searched if all cuts are.
+        let families = if has_all { self.families(ONE_STAGE)? } else { self.families(FRUGAL)? };
+        self.run_each(&families, &cuts, false, has_all)?;
         self.virtual_stages()?;
         if !self.tried.iter().any(|(_, outcome)| step_s(outcome).is_some()) {
             return Err(error);
@@ -208,25 +217,30 @@ impl Search<'_> {
         for (name, _) in certified {
             self.tried.push(((*name).to_owned(), Outcome::Nothing(error.clone())));
         }
+        if has_all {
+            return Ok(());
+        }
         // The other schedules are still run on the sparest cuts, so that the report can state how much memory each
         // lacks.
         let others: Vec<_> =
             self.families(ONE_STAGE)?.into_iter().filter(|family| !FRUGAL.contains(&family.name)).collect();
-        self.run_each(&others, &cuts, false)
+        self.run_each(&others, &cuts, false, false)
     }
 
-    /// Runs schedules with one stage per device on these cuts.
+    /// Runs schedules with one stage per device on these cuts. If they are all cuts, the best step is also the bound.
     fn run_each(
         &mut self,
         families: &[&'static Family],
         cuts: &[one_stage::Cuts],
         is_node_aligned: bool,
+        has_all: bool,
     ) -> Result<()> {
         for family in families {
             let outcome = match one_stage::best(self.problem, family, cuts, &self.quiet())? {
                 Some((plan, simulated)) => Outcome::Simulated(Box::new(FoundPlan {
+                    lower_bound_s: (has_all && plan.run.fits() && !self.control.should_stop())
+                        .then_some(plan.run.step_s),
                     plan,
-                    lower_bound_s: None,
                     has_all_cuts: true, // every cut of the model was allowed
                     is_node_aligned,
                     simulated,

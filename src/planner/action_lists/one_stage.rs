@@ -1,13 +1,15 @@
 //! Plans for schedules with one stage per device whose step the hybrid search can't compute: zero-bubble, overlapped
 //! and sequential schedules.
 //!
-//! They run on cuts that suit 1F1B: the best ones for each pipeline depth and each promising micro-batch size. Each is
-//! simulated, and the shortest step that fits is the result. Other cuts may be better, so there is no bound.
+//! They run on all plans if these are few (`every_plan`). Then the shortest step is the optimum, and also the bound.
+//! Otherwise they run on cuts that suit 1F1B: the best ones for each pipeline depth and each promising micro-batch size.
+//! Each is simulated, and the shortest step that fits is the result. Other cuts may be better, so there is no bound.
 
 use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::{self, CandidatePlan, PlanEvaluator, Settings, StageCost, WarmUp};
 use rayon::prelude::*;
 
+use super::every_plan::every_plan;
 use super::fit::run_under;
 use super::run::Run;
 use super::{Problem, SimulatedPlan, near_sizes};
@@ -30,22 +32,34 @@ pub(super) struct Cuts {
     /// Costs of the stages, each with one micro-batch in flight.
     costs: Vec<StageCost>,
     micro_batches: u32,
-    /// Seconds that the busiest stage computes in a step: a lower bound for every order of its passes.
+    /// Lower bound on the step for every order of the passes: the work of some stage, after the forward passes and
+    /// messages of one micro-batch in all stages before it.
     computing_s: f64,
 }
 
 impl Cuts {
     /// Evaluates the stages of a plan. `None` if a step has more actions than are simulated.
-    fn of(problem: &Problem<'_>, plan: CandidatePlan) -> Option<Self> {
+    fn of(problem: &Problem<'_>, evaluator: &mut PlanEvaluator<'_>, plan: CandidatePlan) -> Option<Self> {
         let micro_batches = problem.settings.global_batch / plan.micro_batch;
         // A split backward makes three actions per micro-batch and stage.
         if 3 * u64::from(micro_batches) * plan.stages.len() as u64 > effort::MAX_ACTIONS {
             return None;
         }
-        let costs = PlanEvaluator::new(problem.model, problem.cluster, problem.settings).stages(&plan).ok()?;
-        let max_s = costs.iter().map(|stage| stage.forward_s + stage.backward_s).fold(0.0, f64::max);
-        Some(Self { plan, costs, micro_batches, computing_s: f64::from(micro_batches) * max_s })
+        let costs = evaluator.stages(&plan).ok()?;
+        let (mut before_s, mut computing_s) = (0.0, 0.0_f64);
+        for stage in &costs {
+            computing_s = computing_s.max(before_s + f64::from(micro_batches) * (stage.forward_s + stage.backward_s));
+            before_s += stage.forward_s + stage.transfer_s;
+        }
+        Some(Self { plan, costs, micro_batches, computing_s })
     }
+}
+
+/// Returns all plans of a problem, the lowest bound first, or `None` if there are too many.
+pub(super) fn all(problem: &Problem<'_>) -> Option<Vec<Cuts>> {
+    let mut found = distinct(problem, every_plan(problem)?.into_iter());
+    found.sort_by(|a, b| a.computing_s.total_cmp(&b.computing_s));
+    Some(found)
 }
 
 /// Returns the plans in `first`, and the best plans of 1F1B for each depth and each promising micro-batch size.
@@ -108,6 +122,7 @@ fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) 
 /// Keeps the first plan of each set of stages, if a step is small enough to be simulated.
 fn distinct(problem: &Problem<'_>, plans: impl Iterator<Item = CandidatePlan>) -> Vec<Cuts> {
     let mut seen = rustc_hash::FxHashSet::default();
+    let mut evaluator = PlanEvaluator::new(problem.model, problem.cluster, problem.settings);
     plans
         .map(|plan| {
             // Other schedules have their own numbers in flight, so plans that differ only in these are equal here.
@@ -115,7 +130,7 @@ fn distinct(problem: &Problem<'_>, plans: impl Iterator<Item = CandidatePlan>) -
             plan.with_max_in_flights(&ones)
         })
         .filter(|plan| seen.insert(plan.clone()))
-        .filter_map(|plan| Cuts::of(problem, plan))
+        .filter_map(|plan| Cuts::of(problem, &mut evaluator, plan))
         .collect()
 }
 

@@ -1,10 +1,18 @@
 //! Limits on the search for plans with schedules other than 1F1B, eager 1F1B and GPipe.
 
-// These schedules have no lower bound, so candidates are compared by simulation. The limits keep the number and the
+// Larger problems have no lower bound under these schedules, so candidates are compared by simulation. The limits keep the number and the
 // size of simulations small.
 
 /// Limit on the actions of one simulated candidate. A larger one would take more than 50 ms. Not tuned.
 pub(crate) const MAX_ACTIONS: u64 = 50_000;
+/// Limit on the actions of all plans of a problem up to which each of them runs. Not tuned.
+pub(crate) const EVERY_PLAN_ACTIONS: u64 = 3_000_000;
+/// Limit on the stages that are placed to list all plans. Not tuned.
+pub(crate) const EVERY_PLAN_STAGES: usize = 30_000;
+/// Number of cuts of a problem up to which its plans are listed. Not tuned.
+pub(crate) const EVERY_PLAN_CUTS: usize = 16;
+/// Number of devices of a problem up to which its plans are listed. Not tuned.
+pub(crate) const EVERY_PLAN_DEVICES: u32 = 10;
 /// Number of micro-batch sizes that are tried: the sizes nearest to the best one of eager 1F1B. Not tuned.
 pub(crate) const MAX_SIZES: usize = 6;
 /// Share of the remaining time that one certified search may take. Not tuned.

@@ -100,7 +100,9 @@ def read_transformer(source: str | os.PathLike[str]) -> Transformer:
         path = path / "config.json"
     with hinted(FIELDS_HINT):
         held = parse(read_text(path, ProfileError), str(path), ProfileError)
-        return of_document(held, name=path.stem, file=str(path))
+        # Each model of the hub has a file `config.json`, so that name says nothing about the model.
+        kind = held.get("model_type") if isinstance(held, dict) and path.stem == "config" else None
+        return of_document(held, name=kind if isinstance(kind, str) else path.stem, file=str(path))
 
 
 def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
