@@ -1,7 +1,7 @@
 //! Limits on the search for plans with schedules other than 1F1B, eager 1F1B and GPipe.
 
-// Larger problems have no lower bound under these schedules, so candidates are compared by simulation. The limits keep the number and the
-// size of simulations small.
+// Larger problems have no lower bound under these schedules, so candidates are compared by simulation. The limits keep
+// the number and the size of simulations small.
 
 /// Limit on the actions of one simulated candidate. A larger one would take more than 50 ms. Not tuned.
 pub(crate) const MAX_ACTIONS: u64 = 50_000;
