@@ -567,7 +567,7 @@ def _module_sets(context: LayerContext, *, alone: bool) -> Iterator[tuple[Recomp
         if saved_bytes:
             saved[name] = saved_bytes / repeated_s
     order = sorted(saved, key=lambda name: -saved[name])
-    sets = [(name,) for name in order[: len(order) if alone else 1]]
+    sets: list[tuple[RecomputedModule, ...]] = [(name,) for name in order[: len(order) if alone else 1]]
     sets += [tuple(order[:count]) for count in range(2, (len(order) if alone else 3) + 1)]
     for modules in dict.fromkeys(map(without_parts, sets)):
         try:
