@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -92,9 +93,11 @@ class Notice:
         os.close(pipe)
 
     def _give(self) -> None:
-        # Both the handler and the reading thread call this. The lock is never released, so the second call does
-        # nothing.
+        # Both the handler and the reading thread call this. The lock is never released, so only the first call acts.
         if not self._once.acquire(blocking=False):
+            if not self.has_steps and threading.current_thread() is threading.main_thread():
+                # The reading thread ends the process. Until then the main thread must not start steps, nor save them.
+                time.sleep(_LAST_S)
             return
         if not self.has_steps:
             # Without steps, no boundary follows at which the main thread could end the process.
