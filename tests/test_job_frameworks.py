@@ -27,9 +27,9 @@ import hpgo
 from hpgo import export, jobs
 from hpgo.cli.main import group
 from hpgo.export.targets import find
-from hpgo.jobs.deepspeed import hugging_face
 from hpgo.jobs.folder import check_folder
 from hpgo.jobs.parts import FRAMEWORKS, parts_of
+from hpgo.llm.hugging_face_shape import hugging_face
 from hpgo.model.arithmetic import RopeScaling
 from hpgo.model.formats.transformers import of_document
 from hpgo.model.transformer_presets import TRANSFORMERS

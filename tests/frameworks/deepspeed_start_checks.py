@@ -27,11 +27,16 @@ from hpgo.llm.frameworks import framework_support
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpgo.llm.plan import LlmPlan
+
 RELEASE = version("deepspeed")
 RATE = re.compile(r"'lr': [^,]+")
 """The folder's learning rate, with which five steps are not enough for the loss of a small model to fall.
 
 The loss is one of a single micro-batch, so that micro-batches have to be large for it to vary little."""
+
+ROUNDED = 0.02
+"""Largest difference between losses of the same steps with and without tensor parallelism, in 16 bits."""
 
 WARM = ("datasets", "deepspeed.runtime.zero.muon.muon_optimizer", "transformers.modeling_layers")
 """Modules that DeepSpeed and transformers import late, with PyTorch's compiler. Each takes seconds, and each fork
@@ -49,6 +54,22 @@ def started(model: SmallModel, at: Path) -> Start:
         return Start(model.name, "deepspeed", RELEASE, refused="not run")
     plan = model.plan(at, "deepspeed")
     folder = at / model.name
+    losses = _losses(model, plan, folder)
+    (found,) = together(1, read, model.config, folder)
+    compared, parameters = found
+    assert parameters == transformer.parameters, (parameters, transformer.parameters)
+    assert losses[-1] < losses[0], losses
+    config = plan.estimate.parallelism
+    if config.tp > 1:
+        whole = model.plan(at, "deepspeed", tp=1, devices=plan.estimate.gpus // config.tp)
+        wanted = _losses(model, whole, at / f"{model.name}-whole")
+        assert all(abs(loss - one) < ROUNDED for loss, one in zip(losses, wanted, strict=True)), (losses, wanted)
+    named, gpus = config.named(), plan.estimate.gpus
+    return Start(model.name, "deepspeed", RELEASE, named, gpus, compared, parameters, losses)
+
+
+def _losses(model: SmallModel, plan: LlmPlan, folder: Path) -> list[float]:
+    """Write the folder of a plan of a model, start its smoke run, and return the loss of each step."""
     words = model.write(plan, find("deepspeed"), folder)
     script = folder / "train.py"
     text = script.read_text(encoding="utf-8")
@@ -57,16 +78,11 @@ def started(model: SmallModel, at: Path) -> Start:
     script.write_text(changed, encoding="utf-8")
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(model.config), encoding="utf-8")
-    (found,) = together(1, read, model.config, folder)
-    compared, parameters = found
-    assert parameters == transformer.parameters, (parameters, transformer.parameters)
     log = folder / "smoke.log"
     together(plan.estimate.gpus, _train, words, folder, logs={0: log})
     losses = [float(loss) for loss in re.findall(r"step \d+ of 5: loss (\S+),", log.read_text(encoding="utf-8"))]
     assert len(losses) == 5, log.read_text(encoding="utf-8")[-2000:]
-    assert losses[-1] < losses[0], losses
-    named, gpus = plan.estimate.parallelism.named(), plan.estimate.gpus
-    return Start(model.name, "deepspeed", RELEASE, named, gpus, compared, parameters, losses)
+    return losses
 
 
 def read(config: dict[str, Any], folder: Path) -> tuple[int, int]:

@@ -61,6 +61,7 @@ _INPUTS = (
     "model",
     "llm/arithmetic.py",
     "llm/frameworks.py",
+    "llm/hugging_face_shape.py",
     "llm/megatron_shape.py",
     "llm/plan.py",
     "llm/parallelism.py",

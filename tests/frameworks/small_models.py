@@ -39,10 +39,10 @@ class SmallModel:
         path.write_text(json.dumps(self.config), encoding="utf-8")
         return hpgo.Transformer.read(path)
 
-    def plan(self, folder: Path, framework: str) -> hpgo.LlmPlan:
-        """Return the plan that `framework` trains."""
+    def plan(self, folder: Path, framework: str, **changes: int) -> hpgo.LlmPlan:
+        """Return the plan that `framework` trains, with `changes` of its options."""
         model = self.read(folder)
-        options = {"zero_stage": 0, **getattr(self, framework)}
+        options = {"zero_stage": 0, **getattr(self, framework), **changes}
         estimate = hpgo.estimate_llm(model, GPUS, seq_length=SEQ_LENGTH, **options)
         return hpgo.LlmPlan.of(estimate, model, GPUS)
 
@@ -106,7 +106,10 @@ MODELS = (
         _LLAMA,
         megatron={"devices": 4, "tp": 2, "pp": 2, "vpp": 2, "sequence_parallel": True, "global_batch_size": 4},
         torchtitan={"devices": 2, "pp": 2, "global_batch_size": 4},
-        deepspeed={"devices": 2, "zero_stage": 3, "micro_batch_size": 8, "global_batch_size": 16},
+        deepspeed={
+            "framework": "deepspeed", "devices": 4, "tp": 2, "zero_stage": 3, "micro_batch_size": 8,
+            "global_batch_size": 16,
+        },
     ),
     SmallModel(
         "mistral-7b",
@@ -117,7 +120,10 @@ MODELS = (
             "initializer_range": 0.02, "attention_dropout": 0.0, "tie_word_embeddings": False,
         },
         megatron={"devices": 2, "zero_stage": 1, "global_batch_size": 4, "micro_batch_size": 2},
-        deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
+        deepspeed={
+            "framework": "deepspeed", "devices": 4, "tp": 2, "zero_stage": 1, "micro_batch_size": 8,
+            "global_batch_size": 32,
+        },
     ),
     SmallModel(
         "qwen2.5-7b",
@@ -335,7 +341,10 @@ MODELS = (
         },
         megatron={"devices": 2, "tp": 2, "global_batch_size": 4},
         torchtitan={"devices": 2, "zero_stage": 3, "global_batch_size": 4},
-        deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
+        deepspeed={
+            "framework": "deepspeed", "devices": 2, "tp": 2, "zero_stage": 0, "micro_batch_size": 8,
+            "global_batch_size": 8,
+        },
     ),
     SmallModel(
         "phi-3-mini-4k",

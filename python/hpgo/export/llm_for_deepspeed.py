@@ -62,6 +62,11 @@ def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         ("fp16" if config.precision == "fp16" else "bf16"): {"enabled": True},
         "zero_optimization": zero,
     }
+    if config.tp > 1:
+        # DeepSpeed 0.19.8 takes each tensor-parallel rank for a replica where the configuration states the batch.
+        del engine["train_batch_size"]
+        # Logits stay divided by columns. A tied embedding then is, too.
+        engine["tensor_parallel"] = {"autotp_size": config.tp, "vocab_parallel_lm_head": True}
     if config.optimizer_offload_fraction:
         zero["stage"] = max(1, zero["stage"])
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
@@ -91,6 +96,11 @@ def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
             "CHECKPOINT_INTERVAL does that" if config.pp > 1 else "put torch.utils.checkpoint around each in your model"
         )
         notes.append(f"each layer is recomputed in backward passes: {how}")
+    if config.tp > 1:
+        notes.append(
+            f"{config.tp} consecutive ranks divide the matrices (AutoTP): give them the same micro-batches, and take"
+            " DeepSpeed's loss, because each rank has some columns of the logits"
+        )
     notes += _training(config)
     doc = "pass CONFIG to `deepspeed.initialize`"
     if config.pp > 1:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, replace
-from math import isclose
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.messages import shorten
@@ -20,11 +19,11 @@ from hpgo.jobs import deepspeed_texts as texts
 from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder
 from hpgo.jobs.torchtitan import ALLOCATOR, DATASET, SAVE, holds_of
 from hpgo.launch.job import job_nodes
+from hpgo.llm.hugging_face_shape import hugging_face
 from hpgo.llm.plan import LlmPlan
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Target
-    from hpgo.model.arithmetic import Arithmetic
     from hpgo.model.transformer import Transformer
     from hpgo.planning.plans import Plan
 
@@ -117,29 +116,37 @@ def _of_model(plan: LlmPlan) -> tuple[list[JobFile], list[Placeholder]]:
     """Return the files of a transformer's plan beside the exported ones, and its placeholders."""
     config, model = plan.estimate.parallelism, plan.transformer
     check_language_model(model)
-    piped, recompute = config.pp > 1, config.recompute == "full"
+    piped, sharded, recompute = config.pp > 1, config.tp > 1, config.recompute == "full"
     dtype = "torch.float16" if config.precision == "fp16" else "torch.bfloat16"
     # A pipeline recomputes by the interval in planned.py.
     checkpointing = texts.CHECKPOINTING if recompute and not piped else ""
     tokens = plan.estimate.global_batch_size * plan.estimate.seq_length
+    replica, step, loss = (
+        (texts.PIPED_REPLICA, texts.PIPED_STEP, texts.LOSS) if piped
+        else (texts.SHARDED_REPLICA, texts.SHARDED_STEP, texts.SHARDED_LOSS) if sharded
+        else (texts.REPLICA, texts.STEP, texts.LOSS)
+    )  # fmt: skip
     train = filled(
         texts.TRAIN,
         {
-            "IMPORTS": texts.PIPED_IMPORTS if piped else texts.MODEL_IMPORTS,
+            "IMPORTS": texts.PIPED_IMPORTS
+            if piped
+            else filled(texts.MODEL_IMPORTS, {"GROUPS": texts.GROUPS if sharded else ""}),
             "OPTIMIZER": in_python(_ON_CPU if config.optimizer_offload_fraction else _ADAM),
-            "CONSTANTS": f"SEQ_LENGTH = {plan.estimate.seq_length}\nDTYPE = {dtype}\n{texts.CHUNK}",
+            "CONSTANTS": f"SEQ_LENGTH = {plan.estimate.seq_length}\nDTYPE = {dtype}\n{texts.CHUNK}"
+            + (f"TP = {config.tp}\n" if sharded else ""),
             "DATA": "data set with a column named text: a folder, or a name on the hub",
             "OPTIONS": '    parser.add_argument("--tokenizer", help="folder of a tokenizer, or a name on the hub")\n',
-            "REPLICA": texts.PIPED_REPLICA if piped else texts.REPLICA,
+            "REPLICA": replica,
             "BATCHES": texts.TEXT_BATCHES,
             # In a pipeline, DeepSpeed 0.19.8 starts a timer of the breakdown twice and fails. It also prints the step
             # time as train.py does, so that readers of the log would count each step twice.
             "BREAKDOWN": in_python(not piped),
             "PRINTED": "1000" if piped else "1",
             "RATE": f", {{{tokens} / took_s:,.0f}} tokens/s",
-            "STEP": (texts.PIPED_STEP if piped else texts.STEP).rstrip(),
+            "STEP": step.rstrip(),
             "MODEL": filled(
-                (texts.PIPED_MODEL if piped else texts.MODEL) + texts.CONFIG, {"CHECKPOINTING": checkpointing}
+                (texts.PIPED_MODEL if piped else texts.MODEL) + texts.CONFIG + loss, {"CHECKPOINTING": checkpointing}
             ).rstrip(),
             "DATASET": texts.TEXT.rstrip(),
         },
@@ -148,7 +155,10 @@ def _of_model(plan: LlmPlan) -> tuple[list[JobFile], list[Placeholder]]:
     files = [
         JobFile(name="train.py", text=train, holds="trains the model of MODEL_CONFIG by the plan"),
         _check(
-            config.pp, texts.CHECK_PARAMETERS, PARAMETERS=in_python(model.parameters), SHOWN=f"{model.parameters:,}"
+            *((config.tp, "tensor parallelism") if sharded else (config.pp, "pipeline parallelism")),
+            texts.CHECK_PARAMETERS,
+            PARAMETERS=in_python(model.parameters),
+            SHOWN=f"{model.parameters:,}",
         ),
         JobFile(name="hostfile", text=_hostfile(plan.cluster), holds="nodes for DeepSpeed's own launcher"),
     ]
@@ -191,7 +201,7 @@ def _of_layers(plan: Plan) -> tuple[list[JobFile], list[Placeholder]]:
     )
     files = [
         JobFile(name="train.py", text=train, holds="trains the plan's layers, once its three functions are written"),
-        _check(len(plan.stages), texts.CHECK_LAYERS),
+        _check(len(plan.stages), "pipeline parallelism", texts.CHECK_LAYERS),
     ]
     # Old plans have only a digest of their cluster.
     if isinstance(cluster := plan.assumed.cluster, Cluster):
@@ -199,8 +209,9 @@ def _of_layers(plan: Plan) -> tuple[list[JobFile], list[Placeholder]]:
     return files, [replace(DATASET, meaning="data that batches_of() in train.py reads")]
 
 
-def _check(stages: int, model: str, **values: str) -> JobFile:
-    text = filled(texts.CHECK, {"STAGES": in_python(stages), "MODEL": filled(model, values).rstrip()})
+def _check(ranks: int, named: str, model: str, **values: str) -> JobFile:
+    """Return the check of a job whose replicas have some ranks of a kind of parallelism."""
+    text = filled(texts.CHECK, {"RANKS": in_python(ranks), "NAMED": named, "MODEL": filled(model, values).rstrip()})
     return JobFile(name="check_config.py", text=text, holds="lets DeepSpeed's parser read the configuration")
 
 
@@ -211,79 +222,3 @@ def _hostfile(cluster: Cluster) -> str:
         name = node.name if _HOST.fullmatch(node.name) else f"node-{number}"
         lines.append(f"{name} slots={node.ranks}")
     return "\n".join(lines) + "\n"
-
-
-def hugging_face(model: Transformer) -> dict[str, object] | None:
-    """Return the `config.json` of a model that transformers has as Llama, Mistral, Qwen2 or Qwen3; None for others.
-
-    >>> from hpgo.model.transformer_presets import TRANSFORMERS
-    >>> [(hugging_face(TRANSFORMERS[name]) or {}).get("model_type") for name in ("llama-3-8b", "mistral-7b", "gpt-2")]
-    ['llama', 'mistral', None]
-    """
-    kind, arithmetic = _family(model), model.arithmetic
-    if kind is None:
-        return None
-    found: dict[str, object] = {
-        "model_type": kind,
-        "architectures": [f"{kind.capitalize()}ForCausalLM"],
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.hidden,
-        "intermediate_size": model.ffn,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "vocab_size": model.vocab,
-        "tie_word_embeddings": model.tied,
-        # transformers warns about longer sequences than this, but RoPE has no limit.
-        "max_position_embeddings": model.longest or 1 << 17,
-    }
-    if kind == "llama":
-        found |= {"attention_bias": model.attention_bias == "all", "mlp_bias": model.ffn_bias}
-    if kind == "mistral":
-        found["sliding_window"] = model.window
-    if arithmetic is not None:
-        found |= {
-            "hidden_act": arithmetic.activation,
-            "rms_norm_eps": arithmetic.norm_epsilon,
-            "rope_theta": arithmetic.rope_theta,
-            "attention_dropout": arithmetic.attention_dropout,
-            "initializer_range": arithmetic.init_std,
-        }
-        if (scaling := arithmetic.rope_scaling) is not None:
-            found["rope_scaling"] = {name: value for name, value in asdict(scaling).items() if value is not None}
-    return found
-
-
-def _family(model: Transformer) -> str | None:
-    """Return the model type of transformers that has this shape and arithmetic, if one of the four has."""
-    plain = (
-        model.gated
-        and not (model.experts or model.centred_norms or model.positions or model.further_tokens)
-        and model.latent is None
-        and model.norms_per_layer == 2
-    )
-    if not plain or (model.arithmetic is not None and not _is_plain(model.arithmetic, model.head_dim)):
-        return None
-    windows = len(model.window_layers)
-    biased = model.attention_bias != "none" or model.ffn_bias
-    if model.head_norms:
-        return None if windows or biased else "qwen3"
-    if windows:
-        return "mistral" if windows == model.layers and not biased else None
-    if model.attention_bias == "qkv":
-        # Heads of Qwen2 have no width of their own.
-        return None if model.ffn_bias or model.head_dim * model.heads != model.hidden else "qwen2"
-    return "llama"
-
-
-def _is_plain(arithmetic: Arithmetic, head_dim: int) -> bool:
-    """Return whether the arithmetic has nothing that these four models do not have."""
-    named = ("activation", "norm_epsilon", "rope_theta", "rope_scaling", "attention_dropout", "init_std")
-    usual = type(arithmetic)(**{name: getattr(arithmetic, name) for name in named})
-    routed = {name: value for name, value in asdict(usual).items() if name.startswith("router_")}
-    # Neighboring dimensions or halves are rotated together: only the order of the weights differs.
-    stated = replace(arithmetic, rope_interleaved=False, **routed)
-    # The usual scale is often stated, too.
-    if (scale := arithmetic.attention_scale) is not None and isclose(scale, head_dim**-0.5, rel_tol=1e-6):
-        stated = replace(stated, attention_scale=None)
-    return stated == usual and arithmetic.rope_theta is not None

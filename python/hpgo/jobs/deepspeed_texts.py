@@ -13,9 +13,10 @@ import torch
 import torch._dynamo  # transformers needs it, and it can't be loaded while ZeRO 3 replaces constructors
 from datasets import load_dataset
 from datasets.distributed import split_dataset_by_node
-from planned import CONFIG, MODEL, check_model
+__GROUPS__from planned import CONFIG, MODEL, check_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer"""
+GROUPS = "from deepspeed.utils import groups\n"
 PIPED_IMPORTS = """\
 import argparse
 import copy
@@ -40,6 +41,8 @@ from planned import CONFIG, LAYERS, PlannedPipelineModule"""
 # Without a pipeline every rank is a replica. With one, ranks of a pipeline read the same micro-batches.
 REPLICA = "torch.distributed.get_rank(), torch.distributed.get_world_size()"
 PIPED_REPLICA = "engine.grid.get_data_parallel_rank(), engine.grid.get_data_parallel_world_size()"
+# Tensor-parallel ranks, which are consecutive, read the same micro-batches.
+SHARDED_REPLICA = "torch.distributed.get_rank() // TP, torch.distributed.get_world_size() // TP"
 # Synthetic tokens need neither a tokenizer nor data, so the smoke run starts before these are there.
 TEXT_BATCHES = "counting(model_config().vocab_size, replica) if options.smoke else texts(options, replica, replicas)"
 # Without reentrant checkpoints, inputs that need no gradient are allowed, as those of the first layer.
@@ -146,6 +149,7 @@ def train_step(engine, batches):
         engine.step()
     return loss.detach()
 '''
+SHARDED_STEP = STEP.replace("labels)", "labels - engine.module.lm_head.vocab_start_index)")
 PIPED_STEP = '''\
 def train_step(engine, batches):
     """Run one step and return its loss."""
@@ -288,6 +292,8 @@ def keep_layers(config, layers):
     config.num_hidden_layers = layers
 
 
+'''
+LOSS = '''\
 class MeanLoss(torch.autograd.Function):
     """Cross entropy in chunks of rows. Only the logits and their gradient have full size, both in the model's dtype."""
 
@@ -308,6 +314,47 @@ class MeanLoss(torch.autograd.Function):
         for some, right, written in zip(*chunks, strict=True):
             found = some.float().softmax(-1)
             found[torch.arange(len(right), device=right.device), right] -= 1
+            written.copy_(found.mul_(each))
+        return gradient, None
+
+
+def mean_loss(logits, labels):
+    """Return the mean loss of a micro-batch."""
+    return MeanLoss.apply(logits.flatten(0, 1), labels.flatten())
+'''
+# The loss of DeepSpeed's own sharded LM head keeps a copy of the logits in 32 bits, which the estimate does not count.
+SHARDED_LOSS = '''\
+class MeanLoss(torch.autograd.Function):
+    """Cross entropy of logits whose columns the tensor-parallel ranks share, in chunks of rows.
+
+    Only the logits and their gradient have full size, both in the model's dtype. Labels count from the first column of
+    the rank, so that those of other ranks are negative or too large.
+    """
+
+    @staticmethod
+    def forward(ctx, logits, labels):
+        group, columns = groups.get_tensor_model_parallel_group(), logits.shape[-1]
+        most = logits.amax(-1).float()
+        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group)
+        sums, held = torch.empty_like(most), (labels >= 0) & (labels < columns)
+        for some, top, found in zip(*(tensor.split(CHUNK) for tensor in (logits, most, sums)), strict=True):
+            torch.sum((some.float() - top[:, None]).exp(), -1, out=found)
+        right = logits.gather(-1, labels.clamp(0, columns - 1)[:, None])[:, 0].float() * held
+        both = torch.stack([sums, right])
+        torch.distributed.all_reduce(both, group=group)
+        whole = most + both[0].log()
+        ctx.save_for_backward(logits, labels, held, whole)
+        return (whole - both[1]).mean()
+
+    @staticmethod
+    def backward(ctx, scale):
+        logits, labels, held, whole = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        each = scale / len(labels)
+        chunks = (tensor.split(CHUNK) for tensor in (logits, labels, held, whole, gradient))
+        for some, right, own, total, written in zip(*chunks, strict=True):
+            found = (some.float() - total[:, None]).exp()
+            found[torch.nonzero(own)[:, 0], right[own]] -= 1
             written.copy_(found.mul_(each))
         return gradient, None
 
@@ -372,9 +419,9 @@ ranks = int(sys.argv.pop(1))
 import train
 from deepspeed.runtime import config as parser
 
-replicas, left = divmod(ranks, __STAGES__)
+replicas, left = divmod(ranks, __RANKS__)
 if left:
-    sys.exit(f"error: the job has {ranks} ranks, which __STAGES__ pipeline stages do not divide")
+    sys.exit(f"error: the job has {ranks} ranks, which __NAMED__ __RANKS__ does not divide")
 # No group of processes runs here, so rank and replicas are given.
 parser.dist.get_rank = lambda: 0
 processes = SimpleNamespace(get_data_parallel_world_size=lambda: replicas)

@@ -122,7 +122,7 @@ class SharedCosts:
             cps = [1 << power for power in range(self._gpus.bit_length()) if takes("cp", 1 << power)]
             tps = [tp for tp in divisors(gpus.gpus_per_node) if takes("tp", tp)]
             found = {
-                (tp, cp): changed(context.config, tp=tp, sequence_parallel=tp > 1, cp=cp)
+                (tp, cp): changed(context.config, tp=tp, sequence_parallel=grid.space.divides_norms(tp), cp=cp)
                 for tp, cp in product(tps, cps)
                 if tp * cp <= self._gpus
             }
@@ -349,8 +349,8 @@ class ConfigGrid:
                 vpp = 2 if splits_backward else min_vpp
                 config = rules.as_run(changed(shape, ep=ep, pp=pp, dp=dp, vpp=vpp, pp_schedule=schedule))
                 stage = rules.open_stage(config)
-                # Only settings and models of other blocks than a decoder's break rules that the loops do not know.
-                checked = self.space.settings or model.blocks
+                # Only settings, other blocks than a decoder and AutoTP break rules that the loops do not know.
+                checked = self.space.settings or model.blocks or (tp > 1 and rules.tp_alone)
                 if checked and rules.broken_degrees(changed(config, zero_stage=stage), model=model):
                     continue
                 if not recomputed:
@@ -368,6 +368,8 @@ class ConfigGrid:
     def _shard_groups(self, config: ParallelismConfig) -> list[int]:
         """Return the numbers of groups of replicas that each hold all shards: one, or some groups of whole nodes."""
         rules, takes = self.space.rules, self.space.takes
+        if config.tp > 1 and rules.tp_alone:
+            return [1] if takes("dp_replicate", 1) else []
         if "dp_replicate" in self.space.fixed:
             fixed = self.space.degree("dp_replicate")
             return [fixed] if config.dp % fixed == 0 else []

@@ -324,7 +324,7 @@ def estimate_llm(
         recompute_modules: parts of each layer that `selective` recomputes instead of attention scores: `core_attn`,
             `layernorm`, `mla_up_proj`, `mlp`, `moe`, `moe_act` or `shared_experts`.
         sequence_parallel: whether tensor-parallel GPUs also divide norms, dropout and residual additions; None means
-            yes if `tp` is above 1.
+            yes if `tp` is above 1 and the framework has it.
         tp_comm_overlap: whether GEMMs overlap the communication of sequence parallelism; None means as much as in the
             software stack.
         precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
@@ -459,10 +459,14 @@ def estimate_llm(
         stages = len(parse_layout(asked["pipeline_layout"]).counts)
         if asked["vpp"] == 1 and stages % asked["pp"] == 0:
             asked["vpp"] = stages // asked["pp"]
-    asked["sequence_parallel"] = asked["tp"] > 1 if sequence_parallel is None else sequence_parallel
+    check_is("framework", framework, str, "name one, such as `megatron`", or_none=True)
+    if sequence_parallel is None:
+        named = framework is not None and is_framework(framework)
+        lacks = named and framework_support(framework)[1].sequence_parallel == "never"
+        sequence_parallel = asked["tp"] > 1 and not lacks
+    asked["sequence_parallel"] = sequence_parallel
     try:
         found, config = stack_on(stack, cluster, framework, platform), ParallelismConfig(**asked)
-        check_is("framework", framework, str, "name one, such as `megatron`", or_none=True)
         if framework is not None and is_framework(framework):
             config = _run_by(framework, config, model, gpus=cluster.devices, is_zero_open=zero_stage is None, **batch)
         return estimate_on(model, cluster, config, found, platform, **batch)

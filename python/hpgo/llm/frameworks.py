@@ -12,6 +12,7 @@ from hpgo.base.messages import join_words, pluralize, shorten
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 from hpgo.llm.arithmetic import TABLES, ArithmeticSettings, stated
+from hpgo.llm.hugging_face_shape import model_type
 from hpgo.llm.megatron_shape import NoShapeError, broken_degrees, megatron_shape
 from hpgo.llm.parallelism import (
     MAX_ZERO,
@@ -60,8 +61,6 @@ class FrameworkSupport(Record):
     """Further ZeRO stages without a pipeline. A search uses them only if they are fixed."""
     hybrid_stages: tuple[int, ...] = ()
     """ZeRO stages that may shard inside groups of replicas (hybrid sharding)."""
-    tp: bool = True
-    """Whether tensor parallelism is supported."""
     tp_comm_overlap: bool = True
     """Whether GEMMs may overlap the communication of tensor parallelism."""
     overlap_needs_compiler: bool = False
@@ -106,8 +105,11 @@ class FrameworkSupport(Record):
     """Whether embeddings may be tied if there is a pipeline."""
     bf16_by_fsdp: bool = False
     """Whether tensor and pipeline parallelism compute in fp32 unless FSDP shards weights, over dp or cp."""
-    sequence_parallel_only: bool = False
-    """Whether tensor parallelism always includes sequence parallelism."""
+    sequence_parallel: Literal["chosen", "always", "never"] = "chosen"
+    """Whether tensor parallelism includes sequence parallelism."""
+    tp_alone: bool = False
+    """Whether tensor parallelism excludes pipelines, adapters and groups of replicas, and needs KV heads for each rank,
+    of a model that `hpgo.llm.hugging_face_shape` knows."""
     widens_by_zero: bool = False
     """Whether gradients of 16-bit weights accumulate in 32 bits only with ZeRO, or with a single replica."""
     context_needs_flash: bool = False
@@ -265,7 +267,7 @@ class FrameworkSupport(Record):
         rules = (
             (config.pp > 1 and tied and not self.ties_piped,
              f"does not support a pipeline for models with tied embeddings, but pp is {config.pp}"),
-            (config.tp > 1 and not self.tp, f"does not support tensor parallelism here, but tp is {config.tp}"),
+            *self._tensor_rules(config, model),
             (config.tp_comm_overlap and not self.tp_comm_overlap,
              "does not overlap the communication of tensor parallelism here, but tp_comm_overlap is on"),
             (config.tp_comm_overlap and self.overlap_needs_compiler and not config.fused_elementwise,
@@ -281,8 +283,6 @@ class FrameworkSupport(Record):
              (f"shards in groups of replicas with ZeRO stage {join_words(self.hybrid_stages, 'or') or 'none'}, but"
               f" dp_replicate is {config.dp_replicate} with ZeRO stage {config.zero_stage}")),
             (config.vpp > 1 and not self.vpp, f"supports one stage per pipeline rank, but vpp is {config.vpp}"),
-            (config.tp > 1 and not config.sequence_parallel and self.sequence_parallel_only,
-             f"always uses sequence parallelism with tp, but tp is {config.tp} without it"),
             (schedule not in self.pp_schedules,
              f"supports pipeline schedule {join_words(self.pp_schedules, 'or')}, not {schedule}"),
             (config.splits_backward and config.fused_elementwise,
@@ -353,6 +353,26 @@ class FrameworkSupport(Record):
              "hides the exchange of experts only with expert parallelism, but overlap_ep_comm is on and ep is 1"),
             (config.overlap_ep_comm and config.pp > 1 and config.vpp == 1,
              "hides the exchange of experts only with virtual stages, but overlap_ep_comm is on and vpp is 1"),
+        )  # fmt: skip
+
+    def _tensor_rules(self, config: ParallelismConfig, model: Transformer | None) -> tuple[tuple[bool, str], ...]:
+        tp, sp = config.tp, config.sequence_parallel
+        if tp == 1:
+            return ()
+        alone, name = self.tp_alone, "" if model is None else shorten(model.name)
+        heads = 0 if model is None else model.kv_heads
+        return (
+            (sp and self.sequence_parallel == "never", f"has no sequence parallelism, but tp is {tp} with it"),
+            (not sp and self.sequence_parallel == "always",
+             f"always uses sequence parallelism with tp, but tp is {tp} without it"),
+            (alone and model is not None and model_type(model) is None,
+             f"divides matrices of Llama, Mistral, Qwen2 and Qwen3 here, but tp is {tp} for `{name}`"),
+            (alone and heads % tp > 0, f"gives each rank KV heads, but tp is {tp} for {pluralize(heads, 'KV head')}"),
+            (alone and config.pp > 1, f"runs no pipeline beside tp, but tp is {tp} and pp is {config.pp}"),
+            (alone and config.lora_rank > 0,
+             f"divides no matrices with adapters, but tp is {tp} and lora_rank is {config.lora_rank}"),
+            (alone and config.dp_replicate > 1,
+             f"has no groups of replicas beside tp, but tp is {tp} and dp_replicate is {config.dp_replicate}"),
         )  # fmt: skip
 
     def _loses_bf16(self, config: ParallelismConfig) -> bool:
@@ -540,7 +560,7 @@ backward passes. DualPipeV is left out: torchtitan runs the two passes of its pa
 additional memory gains nothing. Llama and Qwen3 tie embeddings only without a pipeline
 (`Decoder.Config.update_from_config`, 0.3.0)."""
 TORCHTITAN_02 = replace(
-    TORCHTITAN, ties=False, cuda_graphs=("none",), bf16_by_fsdp=True, sequence_parallel_only=True, adapters=False,
+    TORCHTITAN, ties=False, cuda_graphs=("none",), bf16_by_fsdp=True, sequence_parallel="always", adapters=False,
     packed="none",
 )  # fmt: skip
 """torchtitan 0.2, which ties the embeddings of Qwen3 only. With tp or pp, only FSDP computes in bf16
@@ -550,7 +570,8 @@ DEEPSPEED = FrameworkSupport(
     zero_stages_with_pp=(0, 1),
     precisions=("bf16", "fp16"),
     hybrid_stages=(3,),
-    tp=False,
+    sequence_parallel="never",
+    tp_alone=True,
     tp_comm_overlap=False,
     cp=False,
     vpp=False,
@@ -565,8 +586,10 @@ DEEPSPEED = FrameworkSupport(
     optimizer_offload="zero",
     packed="any",
 )
-"""Its engines split what a user's own layers compute by nothing but samples and stages. They refuse 32-bit sums of
-gradients of 16-bit weights without ZeRO (`DeepSpeedEngine._do_optimizer_sanity_check`, 0.19.8)."""
+"""Tensor parallelism is AutoTP, which has a style for each matrix of some models of transformers
+(`DeepSpeedEngine._apply_autotp_partitioning`, 0.19.8). Ranks beyond the KV heads would get no attention at all, and the
+matrices inside adapters are not found. Engines refuse 32-bit sums of gradients of 16-bit weights without ZeRO
+(`DeepSpeedEngine._do_optimizer_sanity_check`, 0.19.8)."""
 
 SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
     ("megatron", "0.16"): MEGATRON,

@@ -137,6 +137,15 @@ class LayerContext:
         return self.config.tp if self.config.sequence_parallel else 1
 
     @property
+    def embedding_rows(self) -> float:
+        """Rows of the embedding on each tensor-parallel GPU.
+
+        DeepSpeed, whose mark is flat gradients, divides them only if they are also those of the LM head (0.19.8).
+        """
+        whole = self.config.flatten_gradients and not self.model.tied
+        return self.model.vocab if whole else self.model.vocab / self.config.tp
+
+    @property
     def tensor_ring(self) -> Ring:
         """GPUs of one tensor-parallel group."""
         return self.gpus.ring(self.config.tp, 1)

@@ -151,11 +151,12 @@ def parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the parameters of a GPU before ZeRO shards them."""
     model = context.model
     words = model.vocab * model.hidden / context.config.tp
+    embedded = context.embedding_rows * model.hidden
     found = sum(count * context.once(layer_weights, kind) for (kind, _), count in held.layers.items())
     # All but the rows of the vocabulary is copied to each tensor-parallel GPU. A tower is before the first layer.
     beside = model.embedding_parameters - model.vocab * model.hidden
     beside += 0 if model.tower is None else model.tower.parameters
-    found += held.embedding * (words + beside)
+    found += held.embedding * (embedded + beside)
     own = 0 if model.tied else model.vocab * model.hidden
     found += held.head * (model.head_parameters - own + own / context.config.tp)
     if not context.holds_embedding_twice:
@@ -236,7 +237,7 @@ def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
     if config.gathers_weights or config.offload_params:
         # Two at a time: the layer that is computed, and the next one, which is prefetched.
         largest = max(context.once(layer_weights, kind) for kind in {context.kind, *(kind for kind, _ in held.layers)})
-        words = context.model.vocab * context.model.hidden / config.tp
+        words = context.embedding_rows * context.model.hidden
         gathered = minimum(gathered, 2 * max(largest, words) * VALUE)
     if config.offload_params:
         return gathered

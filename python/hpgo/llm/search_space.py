@@ -57,7 +57,7 @@ _SETTINGS: dict[str, Value | None] = {
 """Further arguments of `hpgo.estimate_llm` that may be fixed for all configurations, with their defaults. Of them, the
 search varies CUDA graphs only, and modules to recompute if `recompute` is fixed to `selective`."""
 NAMES = (*_ALONE, _SIZE, _GROUPS, *_SETTINGS)
-_OPTIONAL = {"tp", "cp", "ep", "vpp"}
+_OPTIONAL = {"cp", "ep", "vpp"}
 """Degrees for which `FrameworkSupport` has a field of the same name: whether the degree may be above 1."""
 _WORDS = {
     "recompute": ("none", "selective", "full"),
@@ -137,6 +137,10 @@ class SearchSpace:
         """
         runs = value == 1 or name not in _OPTIONAL or getattr(self.rules, name)
         return runs and self.fixed.get(name, value) == value and self._is_left_in(name, value)
+
+    def divides_norms(self, tp: int) -> bool:
+        """Return whether configurations with this `tp` have sequence parallelism: all, where the framework has it."""
+        return tp > 1 and self.rules.sequence_parallel != "never"
 
     def _is_left_in(self, name: str, value: Value) -> bool:
         if name not in self.excluded:
@@ -220,7 +224,7 @@ class SearchSpace:
             what = f"vpp {degree['vpp']}" if "vpp" in given else f"pp_schedule {passes}"
             raise DegreeError(f"{what} needs a pipeline, but pp is fixed to 1", "leave pp open", ("pp", "vpp"))
         config = ParallelismConfig(
-            tp=degree["tp"], sequence_parallel=degree["tp"] > 1, cp=degree["cp"], ep=degree["ep"],
+            tp=degree["tp"], sequence_parallel=self.divides_norms(degree["tp"]), cp=degree["cp"], ep=degree["ep"],
             pp=piped, vpp=degree["vpp"], precision=precision,
             recompute=again,
             pp_schedule=passes, micro_batch_size=self.degree(_SIZE),
