@@ -181,7 +181,7 @@ def test_deepspeed_is_told_batches_and_what_replicas_share() -> None:
             {"tp": 8, "zero_stage": 3, "grad_reduce_in_bf16": True},
             "torchtitan accumulates gradients in 32 bits here",
         ),
-        ("deepspeed", {"tp": 8, "pp": 4}, "DeepSpeed does not support tensor parallelism here, but tp is 8"),
+        ("deepspeed", {"tp": 8, "pp": 4}, "DeepSpeed has no sequence parallelism, but tp is 8 with it"),
         ("megatron", {"tp": 8, "zero_stage": 2}, "Megatron-LM supports ZeRO stage 0, 1 or 3, not 2"),
         ("vllm", {"tp": 8, "pp": 4}, "LLM plans are not supported for vLLM"),
         ("nemo", {"tp": 8, "pp": 4}, "LLM plans are not supported for NeMo"),
@@ -295,10 +295,7 @@ def test_the_command_exports_a_way(run, tmp_path) -> None:
     made(tp=8, pp=4, vpp=5).save(tmp_path / "llm-plan.json")
     done = run("export", "llm-plan.json", "--to", "megatron")
     assert "--num-layers 80" in done.stdout
-    assert (
-        "DeepSpeed does not support tensor parallelism"
-        in run("export", "llm-plan.json", "--to", "deepspeed", code=1).stderr
-    )
+    assert "DeepSpeed has no sequence parallelism" in run("export", "llm-plan.json", "--to", "deepspeed", code=1).stderr
 
 
 def test_every_field_of_a_models_arithmetic_is_a_setting_or_a_refusal_for_each_framework() -> None:

@@ -543,7 +543,7 @@ def test_overlap_is_exported_or_refused(tmp_path: Path) -> None:
     assert "enable_async_tensor_parallel = true" in main(compiled, "torchtitan@0.2")
     with pytest.raises(ArgumentError, match="in compiled layers only"):
         export.files(plan_of(tmp_path, **fsdp, fused_elementwise=False), "torchtitan")
-    with pytest.raises(ArgumentError, match="does not support tensor parallelism here"):
+    with pytest.raises(ArgumentError, match="has no sequence parallelism"):
         export.files(plan_of(tmp_path, **fsdp), "deepspeed")
 
 

@@ -14,8 +14,13 @@ import hpgo
 from hpgo.llm.constants import CONSTANTS
 from hpgo.llm.stack import FACTORS, Stack, stack_of, stacks
 from hpgo.llm.step_range import QUANTILE, STEP_SD, WIDE_FSDP_SD, step_range
+from hpgo.model.transformer_presets import named_transformer
 
 ASKED = {"global_batch_size": 512, "seq_length": 4096}
+
+
+SANDWICHED = replace(named_transformer("llama-3-8b"), norms_per_layer=4)
+"""A model of no type whose matrices DeepSpeed divides."""
 
 
 def estimate(**changes) -> hpgo.LlmEstimate:
@@ -226,7 +231,13 @@ def test_every_known_bias_has_a_reason_and_widens_the_range() -> None:
         ({"framework": "megatron", "zero_stage": 2}, "Megatron-LM supports ZeRO stage 0, 1 or 3, not 2"),
         ({"framework": "torchtitan", "zero_stage": 1}, "torchtitan supports ZeRO stage"),
         ({"framework": "torchtitan", "precision": "fp8"}, "torchtitan supports precision bf16 here, not fp8"),
-        ({"framework": "deepspeed", "tp": 2}, "DeepSpeed does not support tensor parallelism here, but tp is 2"),
+        ({"framework": "deepspeed", "tp": 2, "pp": 2}, "DeepSpeed runs no pipeline beside tp, but tp is 2 and pp is 2"),
+        ({"framework": "deepspeed", "tp": 2, "sequence_parallel": True}, "DeepSpeed has no sequence parallelism"),
+        ({"framework": "deepspeed", "tp": 2, "lora_rank": 8}, "DeepSpeed divides no matrices with adapters"),
+        (
+            {"framework": "deepspeed", "tp": 2, "transformer": SANDWICHED},
+            "DeepSpeed divides matrices of Llama, Mistral, Qwen2 and Qwen3 here, but tp is 2 for `llama-3-8b`",
+        ),
         ({"framework": "torchtitan", "transformer": "mixtral-8x7b"}, "torchtitan has no settings for experts"),
         ({"framework": "torchtitan@0.3", "recompute": "selective"}, "torchtitan supports recompute none or full"),
     ],

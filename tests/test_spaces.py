@@ -33,7 +33,9 @@ def runs(framework: str, price: hpgo.LlmEstimate) -> bool:
         once = config.zero_stage == 2 and (piped or price.micro_batches == 1)
         return (once or (config.zero_stage == 3 and not piped)) if several else config.zero_stage == 0
     known = {1} if piped else {1, 2, 3}  # nothing is shared with narrow gradients alone
-    return config.tp * config.cp * config.vpp == 1 and config.zero_stage in (known if several else {0})
+    if config.cp * config.vpp > 1 or (piped and config.tp > 1):
+        return False
+    return config.zero_stage in (known if several else {0})
 
 
 def all_that_is_run(framework: str, model: hpgo.Transformer, cluster: hpgo.Cluster) -> list[hpgo.LlmEstimate]:
@@ -134,7 +136,7 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
         ({"fix": {"zero_stage": 2}}, "Megatron-LM does not support zero-stage 2", "1"),
         ({"fix": {"zero_stage": 1}, "framework": "torchtitan"},
         "torchtitan does not support zero-stage 1", "2"),
-        ({"fix": {"tp": 2}, "framework": "deepspeed"}, "does not support tensor parallelism here", "megatron"),
+        ({"fix": {"tp": 2, "pp": 2}, "framework": "deepspeed"}, "DeepSpeed runs no pipeline beside tp", "megatron"),
         ({"fix": {"vpp": 2}, "framework": "deepspeed"}, "DeepSpeed supports one stage per pipeline rank", "megatron"),
         ({"precision": "fp8", "framework": "torchtitan"}, "supports precision bf16 here, not fp8", "megatron"),
         ({"fix": {"tp": 2}, "exclude": ["tp"]}, "tp is fixed to 2, but that value is also excluded",
