@@ -20,6 +20,7 @@ from transformers import CONFIG_MAPPING
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
@@ -78,10 +79,15 @@ _CLASSES = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_T
 
 
 def _class(model_type: str, *, combined: bool) -> str:
-    """Return the class that predicts text, or an empty text if a type has none; `combined` types have a tower."""
+    """Return the class that predicts text, else the one that labels images, or an empty text.
+
+    `combined` types have a tower.
+    """
     causal = str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ""))
     other = str(_CLASSES.get(model_type, ""))
-    return other or causal if combined else causal or other
+    images = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(model_type, "")
+    images = images if isinstance(images, str) else images[0]
+    return other or causal if combined else causal or other or images
 
 
 def _parts(kind: Any) -> dict[str, Any]:

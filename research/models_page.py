@@ -14,12 +14,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from class_defaults import of_type
 from pages import fill
 
 from hpgo.errors import HpgoError
 from hpgo.jobs.deepspeed import check_language_model
 from hpgo.llm.frameworks import framework_support
-from hpgo.model.families import family_names
+from hpgo.model.families import family, family_names
 from hpgo.model.formats.transformers import of_document
 
 if TYPE_CHECKING:
@@ -66,13 +67,17 @@ def blocks(model: Transformer) -> str:
 
 
 def built(kind: str) -> int | str:
-    """Return the parameters of a type's causal model with its defaults, on the meta device; or why none is built."""
+    """Return the parameters of a type's model with its defaults, on the meta device; or why none is built."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind))
+            config = transformers.AutoConfig.for_model(kind)
+            if family(kind).shape.get("embeds", True):
+                model = transformers.AutoModelForCausalLM.from_config(config)
+            else:
+                model = getattr(transformers, of_type(kind)["class"])(config)
     except Exception as error:  # noqa: BLE001 -- some defaults make no model
         return f"builds none: {type(error).__name__}"
     return sum(one.numel() for one in model.parameters())

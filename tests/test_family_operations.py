@@ -10,7 +10,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_families import KINDS, drawn
+from test_families import CLASSES, KINDS, drawn
 
 import hpgo
 from hpgo.model.formats.transformers import of_document
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 TOKENS = 16
 QUICK = {"deepseek_v3", "glm4_moe", "gpt2", "llama", "minimax_m2", "mixtral", "olmo2", "olmoe", "phi3", "qwen3_moe"}
+IMAGES = {"deit": 2, "dinov2": 1, "vit": 1}
+"""Types that label images, and the number of their tokens that are no patches."""
 OTHER_COUNTS = {
     "bart": "its decoder runs without the encoder here",
     "deepseek_v32": "it scores all tokens before it selects some",
@@ -81,7 +83,8 @@ def counted(package: Any, held: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS]
+    "kind",
+    [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS if kind not in IMAGES],
 )
 def test_a_forward_pass_takes_the_operations_that_pytorch_counts(transformers, kind) -> None:
     if kind in OTHER_COUNTS:
@@ -102,3 +105,27 @@ def test_a_forward_pass_takes_the_operations_that_pytorch_counts(transformers, k
         assert found == operations(model), held
         return
     pytest.skip("transformers runs none of the drawn models")
+
+
+@pytest.mark.parametrize("kind", list(IMAGES))
+def test_a_forward_pass_over_an_image_takes_the_operations_that_pytorch_counts(transformers, kind) -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    held = {"image_size": 32, "patch_size": 8, "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 3}
+    held |= {"mlp_ratio": 3} if kind == "dinov2" else {"intermediate_size": 80}
+    labels = {"id2label": {str(label): f"label {label}" for label in range(7)}}
+    model = of_document({"model_type": kind, **held, **labels})
+    config = transformers.AutoConfig.for_model(kind, **held, num_labels=7)
+    network = getattr(transformers, CLASSES[kind]["class"])._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network(pixel_values=torch.zeros(1, 3, 32, 32))
+    patches, tokens = 16, 16 + IMAGES[kind]
+    assert model.longest == tokens
+    (layer,) = model.kinds
+    each = 2 * matrices(model.block(layer), 48) + 2 * 2 * 48 * tokens
+    # The head reads one token, or two joined ones.
+    head = 2 * 7 * 48 * (2 if kind == "dinov2" else 1)
+    assert model.before is not None
+    wanted = 3 * tokens * each + 2 * patches * matrices(model.before, 48) + head
+    assert counter.get_total_flops() == wanted

@@ -517,7 +517,7 @@ def test_all_keys_that_are_not_known_are_named_at_once_with_those_that_are_missp
         ({"num_attention_heads": 6}, "set the width to 66, or the heads to a number that divides it"),
         (
             {"architectures": ["LlamaForSequenceClassification"]},
-            'write `"architectures": ["LlamaForCausalLM"]` into the file to read it as a language model',
+            'write `"architectures": ["LlamaForCausalLM"]` into the file to read it as a causal language model',
         ),
         ({"rope_scaling": {"rope_theta": None}}, ""),
         (

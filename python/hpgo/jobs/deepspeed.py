@@ -105,6 +105,8 @@ def check_language_model(model: Transformer) -> None:
 
 
 def _beside_language(model: Transformer) -> str:
+    if not model.embeds:
+        return "patches of images in place of words"
     if model.tower is not None:
         return "a tower in front of the decoder"
     passes = {frozenset(one.causal for one in block.attention) for block in model.blocks if block.attention}

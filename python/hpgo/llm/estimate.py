@@ -853,7 +853,7 @@ def model_flop(
     `config` states which weights are trained, and whether documents are packed.
     """
     # Looking up an embedding takes no operations. A tied one counts once, for its use as the LM head.
-    weights = model.active_parameters - (0 if model.tied else model.vocab * model.hidden)
+    weights = model.active_parameters - (0 if model.tied else model.embedding_rows * model.hidden)
     weights -= model.positions * model.hidden + (0 if model.tower is None else model.tower.parameters)
     # Each layer for multi-token prediction runs the LM head again. The experts that a token does not use are idle.
     if model.further_tokens:

@@ -143,7 +143,7 @@ class LayerContext:
         DeepSpeed, whose mark is flat gradients, divides them only if they are also those of the LM head (0.19.8).
         """
         whole = self.config.flatten_gradients and not self.model.tied
-        return self.model.vocab if whole else self.model.vocab / self.config.tp
+        return self.model.embedding_rows if whole else self.model.embedding_rows / self.config.tp
 
     @property
     def tensor_ring(self) -> Ring:

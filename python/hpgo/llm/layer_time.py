@@ -333,7 +333,7 @@ def embedding(context: LayerContext) -> PassTime:
     moved = VALUE * context.tokens * context.model.hidden
     # A frozen embedding has no gradient, and nothing before it needs one.
     forward_s, backward_s = context.moved_s(2 * moved), context.moved_s((0 if context.config.lora_rank else 4) * moved)
-    if context.embedding_rows < context.model.vocab:
+    if context.embedding_rows < context.model.embedding_rows:
         forward_s += context.all_gather_s(context.tensor_ring, moved)
     return PassTime(forward_s, backward_s, weight_grad_s=backward_s)
 

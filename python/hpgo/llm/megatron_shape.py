@@ -172,6 +172,8 @@ def _check_rest(shape: MegatronShape, model: Transformer, blocks: list[Block]) -
     ends = [end for end in (model.before, model.after) if end is not None]
     if any(end.parameters(model.hidden, norm=model.norm_parameters) for end in ends):
         raise NoShapeError("operators beside the embedding or the LM head")
+    if not model.embeds:
+        raise NoShapeError("patches in place of words")
     if model.final_norms != 1:
         raise NoShapeError(f"{model.final_norms} norms after the last layer")
 

@@ -154,7 +154,7 @@ def parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     embedded = context.embedding_rows * model.hidden
     found = sum(count * context.once(layer_weights, kind) for (kind, _), count in held.layers.items())
     # All but the rows of the vocabulary is copied to each tensor-parallel GPU. A tower is before the first layer.
-    beside = model.embedding_parameters - model.vocab * model.hidden
+    beside = model.embedding_parameters - model.embedding_rows * model.hidden
     beside += 0 if model.tower is None else model.tower.parameters
     found += held.embedding * (embedded + beside)
     own = 0 if model.tied else model.vocab * model.hidden

@@ -184,6 +184,9 @@ class Transformer:
     vocab: int
     tied: bool = False
     """Whether the LM head shares the embedding's matrix."""
+    embeds: bool = True
+    """Whether tokens are looked up in a matrix with a row for each word. False for patches of images, which `before`
+    embeds. The head then has a row for each label."""
     experts: int = 0
     """Number of experts in each layer that has experts; 0 if none has."""
     experts_per_token: int = 0
@@ -245,6 +248,10 @@ class Transformer:
         for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab"):
             if not getattr(self, field):
                 raise ArgumentError(f"transformer `{self.name}`: {field} is 0", "give a whole number from 1")
+        if self.tied and not self.embeds:
+            raise ArgumentError(
+                f"transformer `{self.name}` has no embedding that its LM head could share", "set `tied` to False"
+            )
         check_int(f"transformer `{self.name}`: layers", self.layers, maximum=MAX_LAYERS)
         if self.blocks or self.pattern:
             check_pattern(f"transformer `{self.name}`", self.blocks, self.pattern)
@@ -511,9 +518,14 @@ class Transformer:
         return 2 * self.hidden * self.hidden
 
     @property
+    def embedding_rows(self) -> int:
+        """Rows of the matrix in which tokens are looked up; 0 if there is none."""
+        return self.vocab if self.embeds else 0
+
+    @property
     def embedding_parameters(self) -> int:
         """Parameters before the first layer, without a tower: of tokens and positions, and of what follows them."""
-        return (self.vocab + self.positions) * self.hidden + self._end_parameters(self.before)
+        return (self.embedding_rows + self.positions) * self.hidden + self._end_parameters(self.before)
 
     @property
     def head_parameters(self) -> int:

@@ -123,10 +123,15 @@ def _network(block: Block) -> str:
     return f"{sparse.count} experts of {sparse.width:,}, {sparse.per_token} per token{shared}"
 
 
+def _number(parameters: int) -> str:
+    """Return a number of parameters in billions, or in millions below one billion."""
+    return f"{parameters / 1e9:,.2f} billion" if parameters >= 1e9 else f"{parameters / 1e6:,.1f} million"
+
+
 def _print(model: Transformer, seq_length: int, flop_per_token: float) -> None:
     click.echo(
-        f"{printable(model.name)}: {model.parameters / 1e9:,.2f} billion parameters,"
-        f" {model.active_parameters / 1e9:,.2f} billion active per token"
+        f"{printable(model.name)}: {_number(model.parameters)} parameters,"
+        f" {_number(model.active_parameters)} active per token"
     )
     click.echo()
     letters = _letters(model)
@@ -139,7 +144,10 @@ def _print(model: Transformer, seq_length: int, flop_per_token: float) -> None:
             "attention heads",
             f"{held.heads}, {held.kv_heads} of keys and values, {held.head_dim} wide" if held else "none",
         ),
-        ("vocabulary", f"{model.vocab:,}{', tied with the LM head' if model.tied else ''}"),
+        (
+            "vocabulary" if model.embeds else "labels",
+            f"{model.vocab:,}{', tied with the LM head' if model.tied else ''}",
+        ),
         ("longest sequence", f"{model.longest:,}" if model.longest else "not stated"),
         ("weights", f"{_WEIGHT_BYTES * model.parameters / 1e9:,.2f} GB in 16 bits"),
         ("operations", f"{flop_per_token / 1e9:,.1f} GFLOP per token, with {seq_length:,} tokens per sequence"),

@@ -78,8 +78,9 @@ _HARMLESS = frozenset(
 )
 _CAUSAL_ENDS = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead")
 """Endings of the names of causal language model classes."""
-_ENCODERS = {"clip", "dinov2", "siglip", "vit"}
-"""Types of encoders of images, which have no language model and so no head to plan for."""
+_ENCODERS = {"clip", "siglip"}
+"""Types that compare an image with a text, by two encoders that run beside each other."""
+_LABELS = "num_labels"
 _TOKEN_IDS = ("_token_id", "_token_ids", "_token_index")
 
 
@@ -188,8 +189,8 @@ def _type_of(top: Section, given: dict[str, Any]) -> _Type:
     kind, names = top.text("model_type"), family_names()
     if kind in _ENCODERS:
         top.fail(
-            f"model type `{kind}` is an encoder of images without a language model",
-            "give a model that has it as its tower, or measure the encoder alone with `hpgo profile`",
+            f"model type `{kind}` has two encoders beside each other, but only one after the other are supported",
+            "give a model that has it as its tower, or measure it with `hpgo profile`",
         )
     if kind not in names:
         text = given.get("text_config")
@@ -256,6 +257,9 @@ def _fields(whole_file: Section, given: dict[str, Any], model: _Type) -> tuple[S
 def _keys(whole_file: Section, given: dict[str, Any], model: _Type) -> tuple[Section, dict[str, Any]]:
     """Return the keys of a configuration under the names of its class: with all defaults, and the stated ones."""
     stated = _by_own_names(whole_file, given, model.row["names"])
+    # transformers counts the labels in their list.
+    if _LABELS in model.family.extra and isinstance(labels := given.get("id2label"), dict):
+        stated[_LABELS] = len(labels)
     # A null that the class accepts has a meaning, so it is kept apart from a missing key.
     return Section(model.defaults | stated, whole_file.where, ProfileError, source=MISSING_KEY_HINT), stated
 
@@ -329,10 +333,15 @@ def _check_class(top: Section, given: dict[str, Any], model: _Type) -> None:
         return  # `model_type` takes precedence, as in transformers: public files may name a class of another type
     listed = _listed(names) if isinstance(names, list) and names else safe_repr(names)
     top.fail(
-        f"`architectures` is {listed}, but only causal language models are supported",
-        f'write `"architectures": ["{model.row["class"]}"]` into the file to read it as a language model',
+        f"`architectures` is {listed}, but only {_named_class(model)}s are supported",
+        f'write `"architectures": ["{model.row["class"]}"]` into the file to read it as a {_named_class(model)}',
         code="unknown_name",
     )
+
+
+def _named_class(model: _Type) -> str:
+    """Return what a model is that can be read, in words."""
+    return "classifier of images" if model.family.shape.get("embeds") is False else "causal language model"
 
 
 def _by_own_names(top: Section, given: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
