@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import hpgo
 from hpgo.cli.main import group
 from hpgo.errors import HpgoError, ProfileError
+from hpgo.llm.estimate import model_flop
 from hpgo.model import hub
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer_presets import TRANSFORMERS, named_transformer, transformer_names
@@ -44,6 +45,15 @@ def test_parameters_are_as_published(name: str) -> None:
     assert rounds_to(counted, published) if isinstance(published, str) else counted == published
 
 
+@pytest.mark.parametrize("name", FIRSTS)
+def test_each_model_has_operations_and_an_estimate(name: str) -> None:
+    read = transformer_of(name)
+    tokens = min(512, read.positions or 512)
+    assert model_flop(read, tokens, 1) > 0
+    estimate = hpgo.estimate_llm(read, "h100:1", global_batch_size=8, seq_length=tokens, zero_stage=0)
+    assert estimate.step_s > 0
+
+
 def test_variants_have_the_parameters_of_their_first() -> None:
     table = json.loads(TABLE.read_text())["models"]
     for name in set(hub.hub_names()) - set(FIRSTS):
@@ -57,7 +67,7 @@ def test_each_model_states_what_changes_its_results() -> None:
     for name in hub.hub_names():
         read = transformer_of(name)
         assert read.arithmetic is not None
-        assert read.longest > 0 or hub.hub_row(name)["model_type"] in {"bloom", "falcon", "mamba"}
+        assert read.longest > 0 or hub.hub_row(name)["model_type"] in {"bloom", "falcon", "mamba", "t5"}
 
 
 def test_the_table_is_sorted_dated_and_without_doubles() -> None:

@@ -112,11 +112,15 @@ class Tower(Record):
     def flop_per_image(self) -> float:
         """Operations of a forward pass over one image, counted as for the decoder: 2 for each weight and patch.
 
+        0 if the configuration states no size of images.
+
         >>> attention = Attention(heads=2, kv_heads=2, head_dim=4, causal=False)
         >>> layer = Block(name="layer", attention=(attention,), mlp=Mlp(width=16))
         >>> Tower(hidden=8, blocks=(layer,), pattern=("layer",), patches=4).flop_per_image
         5760.0
         """
+        if not self.patches:
+            return 0.0
         norm = self.hidden * (2 if self.centred_norms else 1)
         each = {
             block.name: 2 * block.parameters(self.hidden, norm=norm) + block.seen_flop_per_token(self.patches)
