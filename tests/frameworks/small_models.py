@@ -215,6 +215,7 @@ MODELS = (
             "output_router_logits": False,
         },
         megatron={"devices": 2, "ep": 2, "zero_stage": 1, "global_batch_size": 4},
+        torchtitan={"devices": 2, "ep": 2, "zero_stage": 3, "global_batch_size": 4},
         deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
@@ -225,6 +226,9 @@ MODELS = (
             "mlp_only_layers": [], "router_aux_loss_coef": 0.001, "output_router_logits": False,
         },
         megatron={"devices": 4, "ep": 2, "pp": 2, "vpp": 2, "zero_stage": 1, "global_batch_size": 8},
+        torchtitan={
+            "devices": 4, "tp": 2, "sequence_parallel": True, "ep": 2, "zero_stage": 3, "global_batch_size": 4,
+        },
         deepspeed={"devices": 2, "zero_stage": 3, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
@@ -236,6 +240,7 @@ MODELS = (
             "routed_scaling_factor": 1.0, "rope_scaling": _YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
         },
         megatron={"devices": 4, "ep": 2, "pp": 2, "zero_stage": 1, "global_batch_size": 4},
+        torchtitan={"devices": 2, "pp": 2, "global_batch_size": 4},
         deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
@@ -260,6 +265,7 @@ MODELS = (
             "num_nextn_predict_layers": 0,
         },
         megatron={"devices": 2, "ep": 2, "zero_stage": 1, "global_batch_size": 4},
+        torchtitan={"devices": 2, "ep": 2, "zero_stage": 2, "global_batch_size": 2},
         deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(

@@ -1,7 +1,7 @@
 """torchtitan's own `torchtitan.train` on the CPU, for a job folder: titan_on_cpu.py WORDS…
 
-torchtitan asks CUDA for the device and its memory, FSDP for a sum that divides, which gloo lacks, and FlexAttention for
-a kernel.
+torchtitan asks CUDA for the device and its memory, FSDP for a sum that divides and experts for an exchange of unequal
+tensors, which gloo lacks, and FlexAttention for a kernel.
 """
 
 from __future__ import annotations
@@ -41,6 +41,18 @@ def by_sums(module: Any, **options: Any) -> Any:
 
 
 torch.distributed.fsdp.fully_shard = by_sums
+
+
+def by_one_tensor(outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Any = None) -> None:
+    """`all_to_all` of tensors with unequal first dimensions, which gloo exchanges as parts of one tensor only."""
+    sizes = [[len(one) for one in tensors] for tensors in (outputs, inputs)]
+    whole = torch.cat(outputs)
+    torch.distributed.all_to_all_single(whole, torch.cat(inputs), *sizes, group=group)
+    for output, found in zip(outputs, whole.split(sizes[0]), strict=True):
+        output.copy_(found)
+
+
+torch.distributed.all_to_all = by_one_tensor
 
 
 def plain_attention() -> None:

@@ -57,6 +57,8 @@ def started(model: SmallModel, at: Path) -> Start:
 def read(config: dict[str, Any], words: list[str], folder: Path) -> tuple[int, int]:
     """Return the number of values of `config.json` that torchtitan's model has, which is all, and its parameters."""
     model = configuration(words, folder).model_spec.model
+    if "num_experts_per_tok" in config:
+        return read_sparse(config, model)
     block = model.layers[0]
     heads = config["num_attention_heads"]
     rope = block.attention.rope
@@ -82,6 +84,51 @@ def read(config: dict[str, Any], words: list[str], folder: Path) -> tuple[int, i
         built = model.build()
     compared = len(found) + 3 + check_scaling(config.get("rope_scaling"), rope)
     return compared, sum(parameter.numel() for parameter in built.parameters())
+
+
+def read_sparse(config: dict[str, Any], model: Any) -> tuple[int, int]:
+    """Return the same for a model with experts."""
+    last = model.layers[-1]
+    attention, moe = last.attention, last.moe
+    router, inner = moe.router, moe.routed_experts.inner_experts
+    names = {
+        "num_hidden_layers": len(model.layers),
+        "hidden_size": model.dim,
+        "vocab_size": model.vocab_size,
+        "tie_word_embeddings": model.enable_weight_tying,
+        "num_attention_heads": attention.n_heads,
+        "num_experts_per_tok": router.top_k,
+        "rms_norm_eps": last.attention_norm.eps,
+        "rope_theta": attention.rope.theta,
+    }
+    names |= dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), router.num_experts)
+    if "moe_intermediate_size" in config:
+        names["moe_intermediate_size"] = inner.hidden_dim
+    else:
+        names["intermediate_size"] = inner.hidden_dim
+    if "kv_lora_rank" in config:
+        latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        names |= {name: getattr(attention, name) for name in latent}
+        names["q_lora_rank"] = attention.q_lora_rank or None
+        names["intermediate_size"] = model.layers[0].feed_forward.w1.out_features
+        names["first_k_dense_replace"] = sum(layer.moe is None for layer in model.layers)
+        names |= {"scoring_func": router.score_func, "routed_scaling_factor": router.route_scale}
+        shared = config["n_shared_experts"] * config["moe_intermediate_size"]
+        assert moe.shared_experts.w1.out_features == shared
+    else:
+        names["num_key_value_heads"] = attention.n_kv_heads
+    if "norm_topk_prob" in config:
+        names["norm_topk_prob"] = router.route_norm
+    found = {name: value for name, value in names.items() if name in config}
+    wanted = {name: config[name] for name in found}
+    assert found == wanted, f"found and wanted: {found} {wanted}"
+    assert (moe.load_balance_coeff is not None) == (config.get("topk_method") == "noaux_tc")
+    if (scaling := config.get("rope_scaling")) is not None:
+        assert (attention.rope.scaling, attention.rope.rope_factor) == ("yarn", scaling["factor"])
+        assert attention.mscale == scaling["mscale"]
+    with torch.device("meta"):
+        built = model.build()
+    return len(found), sum(parameter.numel() for parameter in built.parameters())
 
 
 def check_scaling(scaling: dict[str, Any] | None, rope: Any) -> int:

@@ -124,7 +124,7 @@ def module(
     what: str,
     comments: Sequence[str],
     *,
-    shape: Mapping[str, int],
+    shape: Mapping[str, object],
     settings: Mapping[str, object],
     parts: Sequence[Sequence[str]],
     place: Place,
@@ -132,12 +132,16 @@ def module(
     start: Sequence[str] = _START,
     arithmetic: Mapping[str, object] | None = None,
     adapters: Mapping[str, object] | None = None,
+    reader: Sequence[str] = _WHOLE_SHAPE,
+    constants: Sequence[str] = (),
+    changes: Sequence[str] = (),
 ) -> str:
-    """Return a Python module that applies `what` to a model of this `shape`, by the names in `_WHOLE_SHAPE`.
+    """Return a Python module that applies `what` to a model of this `shape`, by the names in `reader`.
 
     `parts` are the modules of each stage, empty without a pipeline. `full` selects full recomputation. `start` are
     lines of the user's module. `arithmetic` is set in the model: the epsilon of its norms, and fields of RoPE.
-    `adapters` are the arguments of torchtitan's `LoRAConverter`.
+    `adapters` are the arguments of torchtitan's `LoRAConverter`. `constants` and `changes` are further lines, of the
+    module and of `planned`.
     """
     whole = len(shape) > 1
     changed = dict(arithmetic or {})
@@ -175,8 +179,9 @@ def module(
         *([f"EPSILON = {in_python(epsilon)}"] if epsilon is not None else []),
         *([f"ROPE = {in_python(changed)}"] if changed else []),
         *([f"ADAPTERS = {in_python(dict(adapters))}"] if adapters else []),
+        *constants,
         *piped,
-        *(_WHOLE_SHAPE if whole else []),
+        *(reader if whole else []),
         "",
         "",
         "def planned(config):",
@@ -198,6 +203,7 @@ def module(
             if changed
             else []
         ),
+        *changes,
         *(
             ["    config.model_spec.model = LoRAConverter.Config(**ADAPTERS).build().convert(model)"]
             if adapters

@@ -6,14 +6,18 @@ use FSDP.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpgo.base.quoting import in_toml
+from hpgo.export import titan_sparse
 from hpgo.export.for_torchtitan import CLIPPING, ORDER, module, parts_of
 from hpgo.export.llm_jobs import LlmExportJob
 from hpgo.llm.parallelism import MAX_ZERO
+from hpgo.llm.titan_shape import titan_package
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hpgo.export.targets import Place, Target
     from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.llm.plan import LlmPlan
@@ -36,10 +40,19 @@ _REGISTRY: dict[tuple[int, ...], tuple[str, str, str]] = {
 }
 """Package, registry function and flavor in torchtitan 0.3.0, by the key of `_FLAVOURS`, head width, head norms and tied
 embeddings."""
+_SPARSE: dict[tuple[int, ...], tuple[str, str, str]] = {
+    (48, 2048, 32, 4, 128, 768, 151936, True): ("qwen3", "qwen3_30b_a3b", "30B-A3B"),
+    (94, 4096, 64, 4, 128, 1536, 151936, True): ("qwen3", "qwen3_30b_a3b", "235B-A22B"),
+    (27, 2048, 16, 16, 64, 1408, 102400, False): ("deepseek_v3", "deepseek_v3_16b", "16B"),
+    (61, 7168, 128, 128, 256, 2048, 129280, False): ("deepseek_v3", "deepseek_v3_671b", "671B"),
+}
+"""The same for models with experts, by layers, hidden size, heads, KV heads, experts, their width, vocabulary and head
+norms."""
 REPLACED = {
     "405B": "bfloat16, as planned, not its float8",
     "1B": "its own configuration is for 8B",
     "3B": "its own configuration is for 8B",
+    "235B-A22B": "its own configuration is for 30B-A3B",
 }
 """Flavors that the registry function does not return, with the reason. The module then sets the model itself."""
 _ASYNC_TP = "torchtitan-async-tp"
@@ -110,12 +123,13 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     if _overlaps_tp(job):
         settings["config.compile.enable_async_tensor_parallel"] = True
     model = job.model
-    shape: dict[str, int] = {
+    sparse = titan_sparse.is_sparse(model)
+    shape: dict[str, object] = titan_sparse.shape_of(model) if sparse else {
         "layers": model.layers, "dim": model.hidden, "vocab_size": model.vocab, "n_heads": model.heads,
         "n_kv_heads": model.kv_heads, "head_dim": model.head_dim, "ffn": model.ffn, "qk_norm": model.head_norms,
         "biases": False, "tied": model.tied,
     }  # fmt: skip
-    parts = parts_of(job.counts, "lm_head") if config.pp > 1 else []
+    parts, stated = parts_of(job.counts, "lm_head") if config.pp > 1 else [], job.stated.settings
     graphs = (
         ["torchtitan's CUDA graphs are off, as estimated: plan with `--fix cuda_graph_impl=full_iteration` to use them"]
         if config.cuda_graph_impl == "none" and config.pp == 1
@@ -131,10 +145,25 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         place=place,
         full=config.recompute == "full",
         start=_start(job),
-        arithmetic=job.stated.settings,
+        arithmetic={name: value for name, value in stated.items() if name not in _OF_ATTENTION},
         adapters=_adapters(config),
+        **(_sparse_texts(model, stated) if sparse else {}),
     )
     return {place.main or "planned.py": text} | _beside(job)
+
+
+_OF_ATTENTION = ("mscale",)
+"""Settings of the arithmetic that belong to attention, and not to its RoPE."""
+
+
+def _sparse_texts(model: Transformer, stated: Mapping[str, object]) -> dict[str, Any]:
+    """Return the texts that a model with experts or latent attention needs in place of a dense one's."""
+    latent = {name: stated[name] for name in _OF_ATTENTION if name in stated}
+    return {
+        "reader": titan_sparse.SHAPES,
+        "constants": titan_sparse.balance(model),
+        "changes": titan_sparse.changes(model, latent),
+    }
 
 
 _LINEARS = {
@@ -177,6 +206,9 @@ def registered(model: Transformer) -> tuple[str, str, str] | None:
     >>> registered(TRANSFORMERS["llama-3-70b"])
     ('llama3', 'llama3_70b', '70B')
     """
+    if titan_sparse.is_sparse(model):
+        held = model.layers, model.hidden, model.heads, model.kv_heads, model.experts, model.expert_ffn, model.vocab
+        return _SPARSE.get((*held, model.head_norms))
     return _REGISTRY.get((*_shape(model), model.head_dim, model.head_norms, model.tied))
 
 
@@ -184,7 +216,7 @@ def _start(job: LlmExportJob) -> list[str]:
     """Return lines of the user's module that start from torchtitan's own configuration of the model, if it has one."""
     model = job.model
     if (found := registered(model)) is None:
-        kind = "qwen3" if model.head_norms else "llama3"
+        kind = titan_package(model, sparse=True)
         return [
             "def mine():",
             f"    config = ...  # no model of torchtitan.models.{kind} has this SHAPE: make a Trainer.Config for it",
@@ -204,9 +236,13 @@ def _start(job: LlmExportJob) -> list[str]:
 def _unstated(job: LlmExportJob) -> list[str]:
     """Return notes on values that neither the model nor a setting fixes."""
     weights = "torchtitan's model sets the initial weights"
+    notes = [weights]
+    if job.model.experts and job.model.arithmetic is not None and job.model.arithmetic.router_aux_loss:
+        loss = job.model.arithmetic.router_aux_loss
+        notes.append(f"torchtitan adds no auxiliary loss of the router, whose coefficient in the model is {loss:g}")
     if job.model.arithmetic is None:
         return ["the model does not state RoPE and the epsilon of norms: your configuration's values stay", weights]
-    return [weights]
+    return notes
 
 
 def _beside(job: LlmExportJob) -> dict[str, str]:
@@ -271,6 +307,8 @@ def _degrees(job: LlmExportJob) -> dict[str, int | str]:
         "context_parallel_degree": config.cp,
         "tensor_parallel_degree": config.tp,
     }
+    if config.ep > 1:
+        degrees["expert_parallel_degree"] = config.ep
     # "always" gathers weights in each pass (ZeRO stage 3), "never" once per step (stage 2).
     if config.dp_cp_size > 1:
         degrees["fsdp_reshard_after_forward"] = "always" if config.zero_stage == MAX_ZERO else "never"

@@ -357,12 +357,48 @@ TORCHTITAN: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
     "attention_dropout": _only("attention_dropout", 0.0, "dropout ({})"),
     "hidden_dropout": _only("hidden_dropout", 0.0, "dropout ({})"),
     "embedding_dropout": _only("embedding_dropout", 0.0, "dropout ({})"),
-    # Its support for shapes refuses models with experts, so rows of the router are never evaluated.
+    # Its support for shapes refuses models with experts in 0.2, so these rows of the router are never evaluated.
     **{name: _nothing for name in MEGATRON if name.startswith("router_")},
     "init_std": _nothing,  # its models fix their own initialization, and a comment in the exported file notes that
 }  # fmt: skip
 """Settings of the norms and of RoPE in torchtitan 0.3.0 (`models/common/rope.py`, `models/llama3/__init__.py`)."""
+
+
+def _titan_latent_scaling(model: Transformer, arithmetic: Arithmetic) -> Row:
+    scaling = arithmetic.rope_scaling
+    if model.latent is None or scaling is None or scaling.rope_type != "yarn":
+        return _titan_scaling(model, arithmetic)
+    if scaling.factor is None or scaling.attention_factor is not None:
+        return "YaRN with an attention factor" if scaling.factor is not None else "YaRN without a factor"
+    if scaling.mscale is None or scaling.mscale != scaling.mscale_all_dim:
+        return f"YaRN with mscale {scaling.mscale} and mscale_all_dim {scaling.mscale_all_dim}, unless they are equal"
+    return {
+        "scaling": "yarn",
+        "rope_factor": scaling.factor,
+        "original_seq_len": scaling.original_max_position_embeddings or _YARN[_ORIGINAL],
+        "beta_fast": scaling.beta_fast or _YARN["beta_fast"],
+        "beta_slow": scaling.beta_slow or _YARN["beta_slow"],
+        "truncate": scaling.truncate is not False,
+        "mscale": scaling.mscale,
+    }
+
+
+def _titan_group_top(model: Transformer, arithmetic: Arithmetic) -> Row:
+    top = arithmetic.router_group_top
+    plain = not model.experts or model.expert_groups == 1 or top == _TITAN_GROUP_TOP
+    return {} if plain else f"groups of experts scored by their best {top} (it takes {_TITAN_GROUP_TOP})"
+
+
+_TITAN_GROUP_TOP = 2
+TITAN: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
+    **TORCHTITAN,
+    "rope_scaling": _titan_latent_scaling,
+    "router_group_top": _titan_group_top,
+    "router_jitter": MEGATRON["router_jitter"],
+}
+"""Settings of all packages of torchtitan 0.3.0. Exports set the router's other values in the model, and note that no
+auxiliary loss is added (`models/common/moe.py`)."""
 TABLES: Mapping[str, Mapping[str, Callable[[Transformer, Arithmetic], Row]]] = {
-    "megatron": MEGATRON, "llama": TORCHTITAN,
+    "megatron": MEGATRON, "llama": TORCHTITAN, "titan": TITAN,
 }  # fmt: skip
 """The tables of settings, by `FrameworkSupport.shape`."""

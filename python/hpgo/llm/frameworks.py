@@ -26,6 +26,7 @@ from hpgo.llm.parallelism import (
     check_degrees,
 )
 from hpgo.llm.pipeline_layout import parse_layout
+from hpgo.llm.titan_shape import titan_package
 from hpgo.programs.frameworks import NAMES, TABLE, Framework, row_of
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class FrameworkSupport(Record):
     """Whether context parallelism is supported."""
     ep: bool = False
     """Whether expert parallelism is supported."""
+    tp_divides_experts: bool = False
+    """Whether tensor parallelism without expert parallelism divides each expert, which the cost model leaves out."""
     expert_settings: bool = False
     """Whether experts may be divided by tensor parallelism, the exchange of their tokens chosen, and hidden."""
     micro_batch_groups: bool = False
@@ -96,9 +99,9 @@ class FrameworkSupport(Record):
     """Whether the framework's optimizers copy 16-bit gradients into one flat tensor."""
     dtensor: bool = False
     """Whether the framework shards matrices with DTensor and replicas with FSDP2."""
-    shape: Literal["any", "llama", "megatron"] = "any"
-    """Models that the framework's settings describe: any model, because the user brings the code; torchtitan's Llama;
-    or Megatron-LM's GPT. `hpgo.llm.arithmetic.TABLES` has the settings of the latter two."""
+    shape: Literal["any", "llama", "titan", "megatron"] = "any"
+    """Models that the framework's settings describe: any model, because the user brings the code; torchtitan's Llama,
+    or any of its packages; or Megatron-LM's GPT. `hpgo.llm.arithmetic.TABLES` has the settings of the latter three."""
     ties: bool = True
     """Whether embeddings may be tied. Always True for models that the user brings."""
     ties_piped: bool = True
@@ -193,22 +196,13 @@ class FrameworkSupport(Record):
                 megatron_shape(model)
             except NoShapeError as error:
                 what = str(error)
-        elif model.blocks:
-            what = _unusual(model)
-        elif model.tower is not None:
-            what = "a tower in front of the decoder"
-        elif model.before is not None or model.after is not None or model.final_norms != 1:
-            what = "operators beside the embedding or the LM head"
-        elif model.experts or model.latent is not None:
-            what = "experts" if model.experts else "latent attention"
-        elif model.norms_per_layer != 2:
-            what = f"{pluralize(model.norms_per_layer, 'norm')} per layer"
         else:
-            odd = not model.gated or model.centred_norms or model.positions
-            biases = model.attention_bias != "none" or model.ffn_bias
-            what = "layers other than Llama's" if odd else "biases" if biases else None
-            what = what or ("sliding windows" if model.window_layers else None)
-            what = what or ("tied embeddings" if model.tied and not self.ties else None)
+            try:
+                titan_package(model, sparse=self.shape == "titan")
+            except NoShapeError as error:
+                what = str(error)
+        if what is None and model.tied and not self.ties:
+            what = "tied embeddings"
         return f"has no settings for {what}, which `{shorten(model.name)}` has" if what else None
 
     def _lacking_further(self, model: Transformer) -> str | None:
@@ -276,7 +270,7 @@ class FrameworkSupport(Record):
             (config.cp > 1 and not config.flash_attention and self.context_needs_flash,
              f"supports context parallelism only with flash attention, but cp is {config.cp} without it"),
             (config.ep > 1 and not self.ep, f"does not support expert parallelism here, but ep is {config.ep}"),
-            *self._expert_rules(config),
+            *self._expert_rules(config, sparse=model is not None and bool(model.experts)),
             (config.micro_batch_group_size and config.vpp > 1 and not self.micro_batch_groups,
              f"interleaves groups of pp micro-batches, but micro_batch_group_size is {config.micro_batch_group_size}"),
             (config.dp_replicate > 1 and config.zero_stage not in self.hybrid_stages,
@@ -340,10 +334,17 @@ class FrameworkSupport(Record):
         """
         return replace(self, zero_stages=(*self.zero_stages, *self.fsdp_stages))
 
-    def _expert_rules(self, config: ParallelismConfig) -> tuple[tuple[bool, str], ...]:
+    def _expert_rules(self, config: ParallelismConfig, *, sparse: bool) -> tuple[tuple[bool, str], ...]:
         """Return the rules on experts, like those of `broken_degrees`."""
         named = self.expert_settings
+        divides = sparse and self.tp_divides_experts
         return (
+            (divides and config.tp > 1 and config.ep == 1,
+             f"divides each expert if tp has no ep beside it, but tp is {config.tp} and ep is 1"),
+            (divides and config.cuda_graph_impl != "none",
+             f"captures no exchange of tokens, but cuda_graph_impl is {config.cuda_graph_impl}"),
+            (divides and config.lora_rank > 0,
+             f"adapts no matrices of experts here, but lora_rank is {config.lora_rank}"),
             (config.etp > 1 and not named, f"does not divide single experts here, but etp is {config.etp}"),
             (config.moe_token_dispatcher is not None and not named,
              f"has no choice of dispatchers here, but moe_token_dispatcher is {config.moe_token_dispatcher}"),
@@ -546,7 +547,9 @@ TORCHTITAN = FrameworkSupport(
     dtensor=True,
     overlaps_piped=False,
     sums_each_pass=True,
-    shape="llama",
+    shape="titan",
+    ep=True,
+    tp_divides_experts=True,
     ties_piped=False,
     narrow_state="all",
     cuda_graphs=("none", "full_iteration"),
@@ -560,8 +563,8 @@ backward passes. DualPipeV is left out: torchtitan runs the two passes of its pa
 additional memory gains nothing. Llama and Qwen3 tie embeddings only without a pipeline
 (`Decoder.Config.update_from_config`, 0.3.0)."""
 TORCHTITAN_02 = replace(
-    TORCHTITAN, ties=False, cuda_graphs=("none",), bf16_by_fsdp=True, sequence_parallel="always", adapters=False,
-    packed="none",
+    TORCHTITAN, ties=False, cuda_graphs=("none",), shape="llama", ep=False, tp_divides_experts=False,
+    bf16_by_fsdp=True, sequence_parallel="always", adapters=False, packed="none",
 )  # fmt: skip
 """torchtitan 0.2, which ties the embeddings of Qwen3 only. With tp or pp, only FSDP computes in bf16
 (`maybe_enable_amp` in `distributed/utils.py`, 0.2.2)."""
@@ -635,18 +638,6 @@ def _named(is_able: Callable[[FrameworkSupport], bool]) -> str:
         if is_able(rules)
     }
     return join_words([f"`--framework {name}`" for name in able.values()], "or")
-
-
-def _unusual(model: Transformer) -> str:
-    """Return what a model of other blocks than a plain decoder's has, in a few words."""
-    held = [one for block in model.blocks for one in block.attention]
-    if any(block.scans for block in model.blocks):
-        return "state-space scans or linear attention"
-    if any(one.sinks for one in held):
-        return "attention sinks"
-    if any(one.chunk for one in held):
-        return "attention in chunks of tokens"
-    return "gated attention" if any(one.gate for one in held) else "its pattern of blocks"
 
 
 def is_framework(name: str) -> bool:

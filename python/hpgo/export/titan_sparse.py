@@ -1,0 +1,152 @@
+"""Models of torchtitan 0.3 with experts or latent attention: their shape, and code that reads it in a configuration.
+
+Source: `torchtitan/models/common/moe.py`, `models/qwen3/model.py` and `models/deepseek_v3/model.py` of 0.3.0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpgo.base.quoting import in_python
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpgo.model.transformer import Transformer
+
+SHAPES = """
+
+def shapes_of(model):
+    \"\"\"Yield the shape of the model.\"\"\"
+    layers = model.layers
+    yield {
+        "layers": len(layers),
+        "dim": model.dim,
+        "vocab_size": model.vocab_size,
+        "tied": model.enable_weight_tying,
+        "dense_layers": [at for at, layer in enumerate(layers) if layer.moe is None],
+        "attention": only(attention_of(layer.attention) for layer in layers),
+        "ffn": only(layer.feed_forward.w1.out_features for layer in layers if layer.moe is None),
+        "experts": only(experts_of(layer.moe) for layer in layers if layer.moe is not None),
+    }
+
+
+def only(values):
+    \"\"\"Return the value that all layers have, None without any, or a list of different ones.\"\"\"
+    found = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found[0] if len(found) == 1 else found or None
+
+
+def attention_of(attention):
+    \"\"\"Return the shape of an attention, which may be latent.\"\"\"
+    if hasattr(attention, "kv_lora_rank"):
+        names = ("n_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        return {name: getattr(attention, name) for name in names}
+    heads = attention.n_heads
+    return {
+        "n_heads": heads,
+        "n_kv_heads": attention.n_kv_heads or heads,
+        "head_dim": attention.head_dim or attention.dim // heads,
+        "qk_norm": attention.qk_norm is not None,
+    }
+
+
+def experts_of(moe):
+    \"\"\"Return the shape of the experts of a layer, and what their router computes.\"\"\"
+    router = moe.router
+    return {
+        "num_experts": moe.num_experts,
+        "hidden_dim": moe.routed_experts.inner_experts.hidden_dim,
+        "shared": 0 if moe.shared_experts is None else moe.shared_experts.w1.out_features,
+        "top_k": router.top_k,
+        "score_func": router.score_func,
+        "route_norm": router.route_norm,
+        "route_scale": router.route_scale,
+        "num_expert_groups": router.num_expert_groups,
+        "num_limited_groups": router.num_limited_groups,
+    }
+
+
+def norms_of(model):
+    \"\"\"Yield all norms of the model.\"\"\"
+    yield model.norm
+    for layer in model.layers:
+        yield from (layer.attention_norm, layer.ffn_norm)
+        norms = (getattr(layer.attention, name, None) for name in ("qk_norm", "q_norm", "kv_norm"))
+        yield from (norm for norm in norms if norm is not None)
+""".splitlines()
+"""Functions that read a model of torchtitan 0.3 with experts or latent attention."""
+
+
+def is_sparse(model: Transformer) -> bool:
+    """Return whether a model needs these texts: whether it has experts or latent attention."""
+    return bool(model.experts) or model.latent is not None
+
+
+def shape_of(model: Transformer) -> dict[str, object]:
+    """Return what `shapes_of` of the text finds in torchtitan's configuration of a model."""
+    dense = list(model.dense_layers) if model.experts else list(range(model.layers))
+    return {
+        "layers": model.layers,
+        "dim": model.hidden,
+        "vocab_size": model.vocab,
+        "tied": model.tied,
+        "dense_layers": dense,
+        "attention": _attention(model),
+        "ffn": model.ffn if dense else None,
+        "experts": _experts(model) if model.experts else None,
+    }
+
+
+def _attention(model: Transformer) -> dict[str, object]:
+    if (latent := model.latent) is None:
+        return {
+            "n_heads": model.heads,
+            "n_kv_heads": model.kv_heads,
+            "head_dim": model.head_dim,
+            "qk_norm": model.head_norms,
+        }
+    return {
+        "n_heads": model.heads,
+        "q_lora_rank": latent.q_rank or 0,
+        "kv_lora_rank": latent.kv_rank,
+        "qk_nope_head_dim": model.head_dim - latent.rope_dim,
+        "qk_rope_head_dim": latent.rope_dim,
+        "v_head_dim": latent.value_dim,
+    }
+
+
+def _experts(model: Transformer) -> dict[str, object]:
+    # torchtitan's own defaults stand for a router of which nothing is known.
+    known, groups = model.arithmetic, model.expert_groups
+    return {
+        "num_experts": model.experts,
+        "hidden_dim": model.expert_ffn,
+        "shared": model.shared_ffn,
+        "top_k": model.experts_per_token,
+        "score_func": "sigmoid" if known is None else known.router_score,
+        "route_norm": False if known is None else known.router_normalizes,
+        "route_scale": 1.0 if known is None else known.router_scale,
+        "num_expert_groups": groups if groups > 1 else None,
+        "num_limited_groups": model.groups_per_token if groups > 1 else None,
+    }
+
+
+def balance(model: Transformer) -> list[str]:
+    """Return the line with the rate of the router's biases, which balance the experts; none without experts."""
+    if not model.experts:
+        return []
+    rate = 1e-3 if model.arithmetic is None or model.arithmetic.router_bias else None
+    return [f"BALANCE = {in_python(rate)}"]
+
+
+def changes(model: Transformer, latent: Mapping[str, object]) -> list[str]:
+    """Return the lines of `planned` that set the balance of experts, and values of latent attention."""
+    lines = ["    for layer in model.layers:"]
+    if model.experts:
+        lines += ["        if layer.moe is not None:", "            layer.moe.load_balance_coeff = BALANCE"]
+    lines += [f"        layer.attention.{name} = {in_python(value)}" for name, value in latent.items()]
+    return lines if len(lines) > 1 else []
