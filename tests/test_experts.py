@@ -473,7 +473,12 @@ def test_megatron_is_told_of_windows() -> None:
 @pytest.mark.parametrize(
     ("target", "config", "says"),
     [
-        ("torchtitan", {"zero_stage": 3, "micro_batch_size": 4}, "no settings for experts, which `mixtral-8x7b` has"),
+        (
+            "torchtitan@0.2",
+            {"zero_stage": 3, "micro_batch_size": 4},
+            "no settings for experts, which `mixtral-8x7b` has",
+        ),
+        ("torchtitan", {"zero_stage": 3, "tp": 4}, "divides each expert if tp has no ep beside it, but tp is 4"),
         ("deepspeed", {"ep": 8, "zero_stage": 1}, "does not support expert parallelism here, but ep is 8"),
     ],
 )

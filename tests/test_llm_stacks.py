@@ -238,7 +238,7 @@ def test_every_known_bias_has_a_reason_and_widens_the_range() -> None:
             {"framework": "deepspeed", "tp": 2, "transformer": SANDWICHED},
             "DeepSpeed divides matrices of Llama, Mistral, Qwen2 and Qwen3 here, but tp is 2 for `llama-3-8b`",
         ),
-        ({"framework": "torchtitan", "transformer": "mixtral-8x7b"}, "torchtitan has no settings for experts"),
+        ({"framework": "torchtitan@0.2", "transformer": "mixtral-8x7b"}, "torchtitan has no settings for experts"),
         ({"framework": "torchtitan@0.3", "recompute": "selective"}, "torchtitan supports recompute none or full"),
     ],
 )

@@ -6,7 +6,7 @@ use FSDP.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_toml
 from hpgo.export import titan_sparse
@@ -16,8 +16,6 @@ from hpgo.llm.parallelism import MAX_ZERO
 from hpgo.llm.titan_shape import titan_package
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hpgo.export.targets import Place, Target
     from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.llm.plan import LlmPlan
@@ -123,13 +121,13 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     if _overlaps_tp(job):
         settings["config.compile.enable_async_tensor_parallel"] = True
     model = job.model
-    sparse = titan_sparse.is_sparse(model)
-    shape: dict[str, object] = titan_sparse.shape_of(model) if sparse else {
+    sparse, stated = titan_sparse.is_sparse(model), job.stated.settings
+    shape: dict[str, object] = titan_sparse.shape_of(model, stated) if sparse else {
         "layers": model.layers, "dim": model.hidden, "vocab_size": model.vocab, "n_heads": model.heads,
         "n_kv_heads": model.kv_heads, "head_dim": model.head_dim, "ffn": model.ffn, "qk_norm": model.head_norms,
         "biases": False, "tied": model.tied,
     }  # fmt: skip
-    parts, stated = parts_of(job.counts, "lm_head") if config.pp > 1 else [], job.stated.settings
+    parts = parts_of(job.counts, "lm_head") if config.pp > 1 else []
     graphs = (
         ["torchtitan's CUDA graphs are off, as estimated: plan with `--fix cuda_graph_impl=full_iteration` to use them"]
         if config.cuda_graph_impl == "none" and config.pp == 1
@@ -145,25 +143,11 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         place=place,
         full=config.recompute == "full",
         start=_start(job),
-        arithmetic={name: value for name, value in stated.items() if name not in _OF_ATTENTION},
+        arithmetic=titan_sparse.of_rope(stated),
         adapters=_adapters(config),
-        **(_sparse_texts(model, stated) if sparse else {}),
+        **(titan_sparse.texts(model, stated) if sparse else {}),
     )
     return {place.main or "planned.py": text} | _beside(job)
-
-
-_OF_ATTENTION = ("mscale",)
-"""Settings of the arithmetic that belong to attention, and not to its RoPE."""
-
-
-def _sparse_texts(model: Transformer, stated: Mapping[str, object]) -> dict[str, Any]:
-    """Return the texts that a model with experts or latent attention needs in place of a dense one's."""
-    latent = {name: stated[name] for name in _OF_ATTENTION if name in stated}
-    return {
-        "reader": titan_sparse.SHAPES,
-        "constants": titan_sparse.balance(model),
-        "changes": titan_sparse.changes(model, latent),
-    }
 
 
 _LINEARS = {

@@ -5,7 +5,7 @@ Source: `torchtitan/models/common/moe.py`, `models/qwen3/model.py` and `models/d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpgo.base.quoting import in_python
 
@@ -80,14 +80,30 @@ def norms_of(model):
 """.splitlines()
 """Functions that read a model of torchtitan 0.3 with experts or latent attention."""
 
+ROUTER = {"score_func": "sigmoid", "route_norm": False, "route_scale": 1.0}
+"""Settings of a router that shape its scores, with torchtitan's defaults."""
+_APART = {*ROUTER, "balances", "mscale"}
+
+
+def of_rope(stated: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings of norms and RoPE: those that belong neither to a router nor to latent attention.
+
+    >>> of_rope({"theta": 1e4, "route_norm": True})
+    {'theta': 10000.0}
+    """
+    return {name: value for name, value in stated.items() if name not in _APART}
+
 
 def is_sparse(model: Transformer) -> bool:
     """Return whether a model needs these texts: whether it has experts or latent attention."""
     return bool(model.experts) or model.latent is not None
 
 
-def shape_of(model: Transformer) -> dict[str, object]:
-    """Return what `shapes_of` of the text finds in torchtitan's configuration of a model."""
+def shape_of(model: Transformer, stated: Mapping[str, object]) -> dict[str, object]:
+    """Return what `shapes_of` of the text finds in torchtitan's configuration of a model.
+
+    `stated` has the settings of its router, by the names in `ROUTER`, if they are known.
+    """
     dense = list(model.dense_layers) if model.experts else list(range(model.layers))
     return {
         "layers": model.layers,
@@ -97,7 +113,7 @@ def shape_of(model: Transformer) -> dict[str, object]:
         "dense_layers": dense,
         "attention": _attention(model),
         "ffn": model.ffn if dense else None,
-        "experts": _experts(model) if model.experts else None,
+        "experts": _experts(model, stated) if model.experts else None,
     }
 
 
@@ -119,34 +135,26 @@ def _attention(model: Transformer) -> dict[str, object]:
     }
 
 
-def _experts(model: Transformer) -> dict[str, object]:
-    # torchtitan's own defaults stand for a router of which nothing is known.
-    known, groups = model.arithmetic, model.expert_groups
+def _experts(model: Transformer, stated: Mapping[str, object]) -> dict[str, object]:
+    groups = model.expert_groups
     return {
         "num_experts": model.experts,
         "hidden_dim": model.expert_ffn,
         "shared": model.shared_ffn,
         "top_k": model.experts_per_token,
-        "score_func": "sigmoid" if known is None else known.router_score,
-        "route_norm": False if known is None else known.router_normalizes,
-        "route_scale": 1.0 if known is None else known.router_scale,
+        **{name: stated.get(name, default) for name, default in ROUTER.items()},
         "num_expert_groups": groups if groups > 1 else None,
         "num_limited_groups": model.groups_per_token if groups > 1 else None,
     }
 
 
-def balance(model: Transformer) -> list[str]:
-    """Return the line with the rate of the router's biases, which balance the experts; none without experts."""
-    if not model.experts:
-        return []
-    rate = 1e-3 if model.arithmetic is None or model.arithmetic.router_bias else None
-    return [f"BALANCE = {in_python(rate)}"]
-
-
-def changes(model: Transformer, latent: Mapping[str, object]) -> list[str]:
-    """Return the lines of `planned` that set the balance of experts, and values of latent attention."""
-    lines = ["    for layer in model.layers:"]
+def texts(model: Transformer, stated: Mapping[str, object]) -> dict[str, Any]:
+    """Return the texts of `for_torchtitan.module` that a model needs in place of a dense one's."""
+    lines, constants = ["    for layer in model.layers:"], []
     if model.experts:
+        # The rate is torchtitan's default. It also stands for a router of which nothing is known.
+        constants = [f"BALANCE = {in_python(1e-3 if stated.get('balances', True) else None)}"]
         lines += ["        if layer.moe is not None:", "            layer.moe.load_balance_coeff = BALANCE"]
-    lines += [f"        layer.attention.{name} = {in_python(value)}" for name, value in latent.items()]
-    return lines if len(lines) > 1 else []
+    if "mscale" in stated:
+        lines.append(f"        layer.attention.mscale = {in_python(stated['mscale'])}")
+    return {"reader": SHAPES, "constants": constants, "changes": lines if len(lines) > 1 else []}

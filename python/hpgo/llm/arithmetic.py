@@ -339,31 +339,6 @@ def _titan_scaling(_: Transformer, arithmetic: Arithmetic) -> Row:
     return settings
 
 
-TORCHTITAN: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
-    **{name: row for name, row in MEGATRON.items() if name in {
-        "rope_local_theta", "parallel_residual", "attention_scale", "attention_scale_by_layer",
-        "attention_logit_softcap", "final_logit_softcap", "embedding_scale", "other",
-    }},
-    "activation": _titan_activation,
-    "norm_epsilon": lambda _, arithmetic: {"eps": arithmetic.norm_epsilon},
-    "norm_adds_one": _only("norm_adds_one", False, "norms that add 1 to their weights"),
-    "rope_theta": _titan_theta,
-    "glu_clamp": _only("glu_clamp", None, "a clamp ({}) of SwiGLU"),
-    "glu_offset": _only("glu_offset", 0.0, "an offset ({}) of SwiGLU"),
-    "rotary_fraction": _only("rotary_fraction", 1.0, "a rotary fraction of {}"),
-    "no_rope_layers": _only("no_rope_layers", (), "layers without positions"),
-    "rope_interleaved": _nothing,  # only permutes the rows of the query and key matrices, so training is equivalent
-    "rope_scaling": _titan_scaling,
-    "attention_dropout": _only("attention_dropout", 0.0, "dropout ({})"),
-    "hidden_dropout": _only("hidden_dropout", 0.0, "dropout ({})"),
-    "embedding_dropout": _only("embedding_dropout", 0.0, "dropout ({})"),
-    # Its support for shapes refuses models with experts in 0.2, so these rows of the router are never evaluated.
-    **{name: _nothing for name in MEGATRON if name.startswith("router_")},
-    "init_std": _nothing,  # its models fix their own initialization, and a comment in the exported file notes that
-}  # fmt: skip
-"""Settings of the norms and of RoPE in torchtitan 0.3.0 (`models/common/rope.py`, `models/llama3/__init__.py`)."""
-
-
 def _titan_latent_scaling(model: Transformer, arithmetic: Arithmetic) -> Row:
     scaling = arithmetic.rope_scaling
     if model.latent is None or scaling is None or scaling.rope_type != "yarn":
@@ -389,16 +364,42 @@ def _titan_group_top(model: Transformer, arithmetic: Arithmetic) -> Row:
     return {} if plain else f"groups of experts scored by their best {top} (it takes {_TITAN_GROUP_TOP})"
 
 
+def _of_router(name: str, field: str) -> Callable[[Transformer, Arithmetic], Row]:
+    """Return a row with the setting `name` of a router, which only models with experts have."""
+    return lambda model, arithmetic: {name: getattr(arithmetic, field)} if model.experts else {}
+
+
 _TITAN_GROUP_TOP = 2
-TITAN: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
-    **TORCHTITAN,
+TORCHTITAN: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
+    **{name: row for name, row in MEGATRON.items() if name in {
+        "rope_local_theta", "parallel_residual", "attention_scale", "attention_scale_by_layer",
+        "attention_logit_softcap", "final_logit_softcap", "embedding_scale", "router_jitter", "other",
+    }},
+    "activation": _titan_activation,
+    "norm_epsilon": lambda _, arithmetic: {"eps": arithmetic.norm_epsilon},
+    "norm_adds_one": _only("norm_adds_one", False, "norms that add 1 to their weights"),
+    "rope_theta": _titan_theta,
+    "glu_clamp": _only("glu_clamp", None, "a clamp ({}) of SwiGLU"),
+    "glu_offset": _only("glu_offset", 0.0, "an offset ({}) of SwiGLU"),
+    "rotary_fraction": _only("rotary_fraction", 1.0, "a rotary fraction of {}"),
+    "no_rope_layers": _only("no_rope_layers", (), "layers without positions"),
+    "rope_interleaved": _nothing,  # only permutes the rows of the query and key matrices, so training is equivalent
     "rope_scaling": _titan_latent_scaling,
+    "attention_dropout": _only("attention_dropout", 0.0, "dropout ({})"),
+    "hidden_dropout": _only("hidden_dropout", 0.0, "dropout ({})"),
+    "embedding_dropout": _only("embedding_dropout", 0.0, "dropout ({})"),
+    "router_score": _of_router("score_func", "router_score"),
+    "router_normalizes": _of_router("route_norm", "router_normalizes"),
+    "router_scale": _of_router("route_scale", "router_scale"),
+    "router_bias": _of_router("balances", "router_bias"),
     "router_group_top": _titan_group_top,
-    "router_jitter": MEGATRON["router_jitter"],
-}
-"""Settings of all packages of torchtitan 0.3.0. Exports set the router's other values in the model, and note that no
-auxiliary loss is added (`models/common/moe.py`)."""
+    "router_aux_loss": _nothing,  # it adds none, which a comment in the exported file notes
+    "router_aux_loss_per_sequence": _nothing,
+    "init_std": _nothing,  # its models fix their own initialization, and a comment in the exported file notes that
+}  # fmt: skip
+"""Settings of the norms, of RoPE and of routers in torchtitan 0.3.0 (`models/common/rope.py`, `moe.py`, and
+`models/llama3/__init__.py`). `balances` stands for biases of experts that balance them."""
 TABLES: Mapping[str, Mapping[str, Callable[[Transformer, Arithmetic], Row]]] = {
-    "megatron": MEGATRON, "llama": TORCHTITAN, "titan": TITAN,
+    "megatron": MEGATRON, "titan": TORCHTITAN,
 }  # fmt: skip
 """The tables of settings, by `FrameworkSupport.shape`."""

@@ -349,8 +349,9 @@ class ConfigGrid:
                 vpp = 2 if splits_backward else min_vpp
                 config = rules.as_run(changed(shape, ep=ep, pp=pp, dp=dp, vpp=vpp, pp_schedule=schedule))
                 stage = rules.open_stage(config)
-                # Only settings, other blocks than a decoder and AutoTP break rules that the loops do not know.
-                checked = self.space.settings or model.blocks or (tp > 1 and rules.tp_alone)
+                # Only settings, other blocks than a decoder's and some tp break rules that the loops do not know.
+                divided = tp > 1 and (rules.tp_alone or (rules.tp_divides_experts and model.experts))
+                checked = self.space.settings or model.blocks or divided
                 if checked and rules.broken_degrees(changed(config, zero_stage=stage), model=model):
                     continue
                 if not recomputed:

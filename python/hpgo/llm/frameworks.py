@@ -99,9 +99,9 @@ class FrameworkSupport(Record):
     """Whether the framework's optimizers copy 16-bit gradients into one flat tensor."""
     dtensor: bool = False
     """Whether the framework shards matrices with DTensor and replicas with FSDP2."""
-    shape: Literal["any", "llama", "titan", "megatron"] = "any"
-    """Models that the framework's settings describe: any model, because the user brings the code; torchtitan's Llama,
-    or any of its packages; or Megatron-LM's GPT. `hpgo.llm.arithmetic.TABLES` has the settings of the latter three."""
+    shape: Literal["any", "titan", "megatron"] = "any"
+    """Models that the framework's settings describe: any model, because the user brings the code; torchtitan's
+    packages; or Megatron-LM's GPT. `hpgo.llm.arithmetic.TABLES` has the settings of the latter two."""
     ties: bool = True
     """Whether embeddings may be tied. Always True for models that the user brings."""
     ties_piped: bool = True
@@ -198,7 +198,7 @@ class FrameworkSupport(Record):
                 what = str(error)
         else:
             try:
-                titan_package(model, sparse=self.shape == "titan")
+                titan_package(model, sparse=self.ep)
             except NoShapeError as error:
                 what = str(error)
         if what is None and model.tied and not self.ties:
@@ -563,7 +563,7 @@ backward passes. DualPipeV is left out: torchtitan runs the two passes of its pa
 additional memory gains nothing. Llama and Qwen3 tie embeddings only without a pipeline
 (`Decoder.Config.update_from_config`, 0.3.0)."""
 TORCHTITAN_02 = replace(
-    TORCHTITAN, ties=False, cuda_graphs=("none",), shape="llama", ep=False, tp_divides_experts=False,
+    TORCHTITAN, ties=False, cuda_graphs=("none",), ep=False, tp_divides_experts=False,
     bf16_by_fsdp=True, sequence_parallel="always", adapters=False, packed="none",
 )  # fmt: skip
 """torchtitan 0.2, which ties the embeddings of Qwen3 only. With tp or pp, only FSDP computes in bf16

@@ -1,4 +1,4 @@
-"""The package of torchtitan 0.3 whose blocks equal those of a transformer, or the reason why none does.
+"""The package of torchtitan 0.3 with the blocks of a transformer, or the reason why none has them.
 
 Source: `torchtitan/models/llama3`, `qwen3` and `deepseek_v3`, and `models/common/moe.py`, of torchtitan 0.3.0.
 """
