@@ -43,6 +43,25 @@ def chain(layers: int = 8) -> Workload:
     return Workload([Block() for _ in range(layers)], torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), loss)
 
 
+class Adapted(nn.Module):
+    """A frozen linear layer with a trained adapter of low rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(requires_grad=False)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.base(given) + self.up(self.down(given)))
+
+
+def adapted() -> Workload:
+    """Three frozen blocks, four with adapters, and a frozen one that ends the model."""
+    frozen = [Block().requires_grad_(requires_grad=False) for _ in range(4)]
+    layers = [*frozen[:3], *(Adapted() for _ in range(4)), frozen[3]]
+    return Workload(layers, torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), loss)
+
+
 def skips() -> Workload:
     """Eight layers; the first feeds the fifth too, over two boundaries where stages have two layers, and the last."""
     network = Network()

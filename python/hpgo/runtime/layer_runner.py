@@ -39,7 +39,7 @@ _TRY = {
 """Hints for failures of user code, by the part that failed."""
 _TRY_LAYER = "call the model without hpgo on inputs of {rows} rows: all of it must run there, too"
 _COPIES = 3
-"""Copies of each weight in training: the weight, its gradient, and what a backward pass adds to the gradient."""
+"""Copies of each trained weight: the weight, its gradient, and what a backward pass adds to the gradient."""
 
 
 class LacksMemoryError(RunError):
@@ -91,8 +91,10 @@ class LayerRunner:
 
     def weights_bytes(self, module: nn.Module) -> int:
         """Return the bytes that a layer's weights take while it is measured, in their final type."""
-        return (1 if self.is_inference else _COPIES) * sum(
-            one.numel() * (self._dtype or one.dtype if one.is_floating_point() else one.dtype).itemsize
+        return sum(
+            (_COPIES if one.requires_grad and not self.is_inference else 1)
+            * one.numel()
+            * (self._dtype or one.dtype if one.is_floating_point() else one.dtype).itemsize
             for one in module.parameters()
         )
 
