@@ -176,6 +176,16 @@ def test_frozen_weights_stay_and_the_others_get_one_processs_gradients(tmp_path:
     check(4, [case | {"workload": "runtime_models:adapted"} for case in cases], tmp_path)
 
 
+def test_dicts_between_stages_give_one_processs_gradients(tmp_path: Path) -> None:
+    cases = [
+        put("1f1b", [[0, 1], [2], [3]], share=3, workload="passing"),
+        put("zb_v", [[0, 2], [1]], share=3, workload="passing"),
+        put("gpipe", [[0], [1], [2], [3]], workload="passing", recompute=True),
+        put("1f1b", [[0, 1], [2, 3]], share=5, workload="passing") | {"backend": "torch"},
+    ]
+    check(4, cases, tmp_path)
+
+
 @pytest.mark.parametrize(
     "groups", [pytest.param([[0, 1], [2]], marks=pytest.mark.slow), [[0], [1], [2], [3]]], ids=["replicas", "chain"]
 )
