@@ -63,7 +63,10 @@ class Tree:
 
         Raises ArgumentError for a leaf that is neither a tensor nor a number, a text or None.
         """
-        leaves, spec = pytree.tree_flatten(given)
+        try:
+            leaves, spec = pytree.tree_flatten(given)
+        except RecursionError:
+            raise ArgumentError(f"{what} is nested too deeply", "give tensors in fewer containers") from None
         unknown = {type(one) for one in leaves if is_dataclass(one) and not isinstance(one, type)}
         if unknown:
             for kind in unknown:
@@ -108,9 +111,9 @@ class Tree:
             return given
         try:
             leaves = self._spec.flatten_up_to(given)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ArgumentError(
-                f"{what} {safe_repr(pytree.tree_map(_kind, given))} differ from the example's {safe_repr(self)}:"
+                f"{what} {safe_repr(given)} differ from the example's {safe_repr(self)}:"
                 f" {shorten(str(error).partition(chr(10))[0], 200)}",
                 "give the same containers and keys as in the example",
             ) from None

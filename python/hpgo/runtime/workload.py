@@ -405,6 +405,8 @@ class Workload:
         tensors = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(check_list("`outputs`", outputs))
         for one in tensors:
             check_is("one of `outputs`", one, torch.Tensor, "give the tensors that the last stage returns")
+        if not tensors:
+            raise ArgumentError("`outputs` has no tensor", "give the tensors that the last stage returns")
         given = _flat("targets", self.targets, targets)
         if self._adds_up is None:
             rows = len(given[0])
