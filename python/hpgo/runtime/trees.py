@@ -55,7 +55,9 @@ class Tree:
         self.is_single = len(leaves) == 1 and spec.is_leaf() and self.count == 1
         """Whether it is a tensor alone."""
         # Nearly all layers return a tensor or a tuple of tensors, which need no walk through a structure.
-        self._is_tuple = spec.type is tuple and spec.num_children == self.count == len(leaves)
+        numbers = tuple(range(len(leaves)))
+        is_flat = self.count == len(leaves) and pytree.tree_unflatten(numbers, spec) == numbers
+        self._is_tuple = spec.type is tuple and is_flat
 
     @classmethod
     def of(cls, given: Any, what: str = "the result") -> tuple[Tree, tuple[Tensor, ...]]:
