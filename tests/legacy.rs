@@ -22,6 +22,7 @@ fn chain(layers: &[(f64, f64, f64)]) -> Graph {
             activation_bytes,
             ..Measurement::default()
         }],
+        ..Layer::default()
     };
     Graph {
         batch_sizes: vec![1],

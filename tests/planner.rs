@@ -27,11 +27,13 @@ struct Question {
 fn layers(count: usize) -> impl Strategy<Value = Vec<Layer>> {
     let time_s = prop_oneof![Just(0.0), 0.1..1.0, 1.0..10.0, Just(1.0), Just(2.0)];
     let bytes = prop_oneof![Just(0.0), 1.0..100.0, 100.0..1_000.0, Just(50.0)];
-    let layer = (time_s.clone(), time_s, bytes.clone(), bytes.clone(), bytes).prop_map(
-        |(forward_s, backward_s, activation_bytes, saved_bytes, parameter_bytes)| Layer {
+    let frozen = prop_oneof![4 => Just(0.0), 1 => 0.0..1.0, 1 => Just(1.0)];
+    let layer = (time_s.clone(), time_s, bytes.clone(), bytes.clone(), bytes, frozen).prop_map(
+        |(forward_s, backward_s, activation_bytes, saved_bytes, parameter_bytes, frozen)| Layer {
             name: "layer".into(),
             id: String::new(),
             parameter_bytes,
+            frozen_bytes: frozen * parameter_bytes,
             measured: vec![Measurement { forward_s, backward_s, activation_bytes, saved_bytes, halves_s: None }],
         },
     );

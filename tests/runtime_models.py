@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,6 +42,49 @@ def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def chain(layers: int = 8) -> Workload:
     return Workload([Block() for _ in range(layers)], torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), loss)
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with a trained adapter of low rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(requires_grad=False)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.base(given) + self.up(self.down(given)))
+
+
+def adapted() -> Workload:
+    """Three frozen blocks, four with adapters, and a frozen one that ends the model."""
+    frozen = [Block().requires_grad_(requires_grad=False) for _ in range(4)]
+    layers = [*frozen[:3], *(Adapted() for _ in range(4)), frozen[3]]
+    return Workload(layers, torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), loss)
+
+
+class Passing(nn.Module):
+    """A block that passes a dict with None and the last three values. The last one adds them up."""
+
+    def __init__(self, *, is_last: bool = False) -> None:
+        super().__init__()
+        self.block, self.is_last = Block(), is_last
+
+    def forward(self, given: Any) -> Any:
+        held = {"x": given, "mask": None, "skips": ()} if isinstance(given, torch.Tensor) else given
+        made = self.block(held["x"])
+        skips = (*held["skips"][-2:], made)
+        return {"sum": sum(skips)} if self.is_last else {"x": made, "mask": None, "skips": skips}
+
+
+def loss_of_sum(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+    return loss(outputs["sum"], targets)
+
+
+def passing() -> Workload:
+    """Eight layers of a list with dicts between them."""
+    layers = [Passing(is_last=at == 7) for at in range(8)]
+    return Workload(layers, torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), loss_of_sum)
 
 
 def skips() -> Workload:

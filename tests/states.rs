@@ -19,6 +19,7 @@ fn graph(free: &[bool], bytes: &[u32], edges: &[(usize, usize)]) -> Graph {
                 activation_bytes: f64::from(bytes[k]),
                 ..Measurement::default()
             }],
+            ..Layer::default()
         })
         .collect();
     Graph { batch_sizes: vec![4], layers, edges: edges.to_vec(), tied_weights: vec![] }
@@ -175,6 +176,7 @@ fn a_ladder_of_branches_stays_bounded() {
         id: String::new(),
         parameter_bytes: 1.0,
         measured: vec![Measurement { activation_bytes: 1.0, ..Measurement::default() }],
+        ..Layer::default()
     };
     let graph = Graph { batch_sizes: vec![1], layers: vec![layer; last + 1], edges, tied_weights: vec![] };
     let exact = CutPoints::of(&graph, DEFAULT_BOUND).unwrap();

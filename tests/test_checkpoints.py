@@ -43,7 +43,7 @@ def saved(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("workload", ["dropping", "tied"])
+@pytest.mark.parametrize("workload", ["dropping", "tied", "adapted"])
 def test_a_run_goes_on_under_its_plan_bit_for_bit_and_under_others(workload: str, tmp_path: Path) -> None:
     uneven = put("1f1b", [[0, 1, 2], [3]], share=4, micro_batches=4, workload=workload, shard_optimizer=True)
     three = put("1f1b", [[1, 3], [2], [0]], share=4, micro_batches=4, workload=workload)

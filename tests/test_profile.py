@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 from refusals import refused  # noqa: E402
 from torch import nn  # noqa: E402 -- after torch, without which nothing here runs
+from torch.nn import functional  # noqa: E402
 
 import hpgo.runtime  # noqa: E402
 from hpgo.runtime.loader import repeated  # noqa: E402
@@ -134,6 +136,66 @@ def test_saved_bytes_are_what_stays_alive_until_the_backward_pass(name: str) -> 
     assert checked.peak_bytes is not None
     assert checked.peak_bytes >= kept
     assert not any("holds" in note for note in found.notes)
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with a trained adapter of low rank."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width, bias=False).requires_grad_(requires_grad=False)
+        self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.base(given) + self.up(self.down(given)))
+
+
+def adapted(width: int, rank: int) -> hpgo.runtime.Workload:
+    """A frozen layer, four with adapters, and a trained one."""
+    layers = [nn.Linear(width, width).requires_grad_(requires_grad=False)]
+    layers += [Adapted(width, rank) for _ in range(4)]
+    example = torch.zeros(2, width)
+    return hpgo.runtime.Workload([*layers, nn.Linear(width, 1)], example, torch.zeros(2, 1), functional.mse_loss)
+
+
+def test_frozen_weights_take_memory_but_no_gradients_nor_state() -> None:
+    width, rank = 64, 2
+    workload = adapted(width, rank)
+    found = hpgo.runtime.measure(workload, batch_sizes=[2], seconds=0)
+    profile = found.profile
+    assert any("of weights are frozen" in note for note in found.notes)
+    frozen, trained = 4 * width * width, 2 * 4 * width * rank
+    assert [layer.frozen_bytes for layer in profile.layers] == [frozen + 4 * width, *[frozen] * 4, 0]
+    assert [layer.trained_bytes for layer in profile.layers] == [0, *[trained] * 4, 4 * (width + 1)]
+    # Nothing in front of the first trained weight runs backward. Only the adapter behind it needs the output.
+    assert profile.layers[0].backward_s == (0.0,)
+    assert profile.layers[0].saved_bytes == profile.layers[0].activation_bytes == (2 * 4 * width,)
+    # If all weights were trained, the devices would lack memory for any plan.
+    memory_bytes = 1.5 * profile.parameter_bytes
+    cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100, memory=memory_bytes)
+    plan = hpgo.plan(profile, cluster, global_batch_size=4, pipeline_micro_batch_size=2)
+    (part,) = workload.parts([workload.layers])
+    for stage in plan.stages:
+        held = [part.layer(layer) for layer in stage.layers]
+        weights = [one for module in held for one in module.parameters()]
+        assert stage.memory.weights_bytes == sum(one.nbytes for one in weights)
+        assert stage.memory.gradients_bytes == sum(one.nbytes for one in weights if one.requires_grad)
+        assert stage.memory.optimizer_bytes == 2 * stage.memory.gradients_bytes
+    all_trained = replace(profile, layers=tuple(replace(layer, frozen_bytes=0) for layer in profile.layers))
+    with pytest.raises(hpgo.errors.InfeasibleError, match="fits"):
+        hpgo.plan(all_trained, cluster, global_batch_size=4, pipeline_micro_batch_size=2)
+
+
+def test_a_frozen_weight_of_two_layers_needs_no_sum() -> None:
+    first, last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    last.weight = first.weight
+    for is_trained in (True, False):
+        first.weight.requires_grad_(is_trained)
+        layers = [first, nn.Linear(4, 4), last]
+        workload = hpgo.runtime.Workload(layers, torch.zeros(2, 4), torch.zeros(2, 4), functional.mse_loss)
+        profile = measured(workload, batch_sizes=[2])
+        assert len(profile.tied_weights) == is_trained
+        assert [layer.parameter_bytes for layer in profile.layers] == [64, 80, 0 if is_trained else 64]
 
 
 def test_weights_need_room_in_the_type_that_they_will_have() -> None:

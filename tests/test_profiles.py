@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -181,6 +182,7 @@ def test_one_batch_size_needs_no_brackets_and_no_edges_mean_a_chain(tmp_path):
             "`parameter_bytes`",
         ),
         ("parameter_bytes: 2080", "parameter_bytes: none", "`parameter_bytes`: `none` is no size", ""),
+        ("parameter_bytes: 2080", "parameter_bytes: 2080, frozen_bytes: 3 kB", "frozen_bytes is 3000", "in both"),
         ("stage: 0", "stage: -1", "`stage` must be a whole number", ""),
         ("stage: 0", "color: red", "`color` is unknown", ""),
         ("id: loss", "id: linear", "two layers have the id `linear`", ""),
@@ -312,6 +314,12 @@ def profiles(*, plain: bool = False) -> st.SearchStrategy[hpgo.Profile]:
             st.none() if plain else st.none() | measured,
             st.none() | st.integers(0, 999_999_999),
         )
+        if not plain:
+            layer = st.builds(
+                lambda layer, part: replace(layer, frozen_bytes=part * layer.parameter_bytes),
+                layer,
+                st.sampled_from([0, 0.25, 1]),
+            )
         layers = st.lists(layer, min_size=1, max_size=6, unique_by=lambda layer: layer.id)
         return layers.flatmap(
             lambda layers: st.builds(

@@ -165,6 +165,27 @@ def test_any_replicas_and_uneven_rows_give_one_processs_gradients(tmp_path: Path
     check(4, cases, tmp_path)
 
 
+def test_frozen_weights_stay_and_the_others_get_one_processs_gradients(tmp_path: Path) -> None:
+    cases = [
+        put("1f1b", [[0, 1], [2], [3]], share=3, steps=3, adamw=True, clip_norm=0.1, shard_optimizer=True),
+        put("gpipe", [[0, 1], [2, 3]], share=5, steps=3, adamw=True, recompute=True),
+        put("zb_v", [[0, 2], [1]], share=3, steps=3, adamw=True),
+        put("dualpipe", [[0, 1], [2, 3]], steps=3, adamw=True),
+        put("zb_h1", [[0], [1], [2], [3]], steps=3, adamw=True) | {"backend": "torch"},
+    ]
+    check(4, [case | {"workload": "runtime_models:adapted"} for case in cases], tmp_path)
+
+
+def test_dicts_between_stages_give_one_processs_gradients(tmp_path: Path) -> None:
+    cases = [
+        put("1f1b", [[0, 1], [2], [3]], share=3, workload="passing"),
+        put("zb_v", [[0, 2], [1]], share=3, workload="passing"),
+        put("gpipe", [[0], [1], [2], [3]], workload="passing", recompute=True),
+        put("1f1b", [[0, 1], [2, 3]], share=5, workload="passing") | {"backend": "torch"},
+    ]
+    check(4, cases, tmp_path)
+
+
 @pytest.mark.parametrize(
     "groups", [pytest.param([[0, 1], [2]], marks=pytest.mark.slow), [[0], [1], [2], [3]]], ids=["replicas", "chain"]
 )

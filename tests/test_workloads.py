@@ -392,7 +392,9 @@ functional = nn.functional
         (Calls(lambda x: functional.dropout(x, 0.1)), ("unsupported", "dropout"), "make an nn.Dropout"),
         (nn.AlphaDropout(0.1), ("unsupported", "AlphaDropout"), "use nn.Dropout"),
         (Calls(lambda x: x if x.sum() > 0 else -x), ("user_code", "2"), "branch on no number"),
-        (Calls(lambda x: [x.sum(), None]), ("user_code", "NoneType"), "a tuple of tensors"),
+        (Calls(lambda x: [x.sum(), {1}]), ("user_code", "set"), "tensors, numbers"),
+        (Calls(lambda x: [None]), ("user_code", "no tensor"), "return a tensor"),
+        (Calls(lambda x: (x, len(x))), ("user_code", "2", "3"), "depends on the batch"),
         (nn.Linear(5, 5), ("user_code", "2", "RuntimeError"), "take what the one before returns"),
     ],
 )
@@ -520,7 +522,7 @@ def test_the_page_s_examples_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()
-    assert len(wanted) == 3
+    assert len(wanted) == 4
     assert [line for line in printed if line in wanted] == wanted
 
 

@@ -138,8 +138,10 @@ pub struct LayerSums {
     batch_sizes: Vec<u32>,
     /// Sums at each of `batch_sizes`, in the same order.
     measured: Vec<Totals>,
-    /// Parameter bytes of the layers below each cut.
+    /// Bytes of the trained weights of the layers below each cut.
     pub parameter_bytes: Vec<f64>,
+    /// Bytes of the frozen weights of the layers below each cut. They only take memory.
+    pub frozen_bytes: Vec<f64>,
     /// The layers below each cut, and which cuts contain which.
     pub(super) nesting: Nesting,
     /// Whether every cut contains the one before it.
@@ -147,8 +149,10 @@ pub struct LayerSums {
     /// Whether these are all cuts at which a plan may end a stage. Otherwise a bound over these cuts does not hold for
     /// plans with other cuts.
     pub has_all_cuts: bool,
-    /// Parameter bytes of each layer, in topological order.
+    /// Bytes of each layer's trained weights, in topological order.
     pub layer_parameter_bytes: Vec<f64>,
+    /// Bytes of each layer's frozen weights, in topological order.
+    pub layer_frozen_bytes: Vec<f64>,
     /// Weights that layers share.
     pub tied_weights: Vec<TiedWeight>,
 }
@@ -186,16 +190,20 @@ impl LayerSums {
             let holders = positions.map(|at| (at as u32, nesting.is_below(at as u32))).collect();
             TiedWeight { bytes: tie.bytes, holders }
         };
+        let layer_frozen_bytes: Vec<f64> = order.iter().map(|&layer| graph.layers[layer].frozen_bytes).collect();
+        let frozen_bytes = nesting.sums_below(&layer_frozen_bytes);
         Self {
             batch_sizes: graph.batch_sizes.clone(),
             tied_weights: graph.tied_weights.iter().map(tie).collect(),
             measured,
             // Weights do not depend on the batch size, so the sums at the first one serve for all.
-            parameter_bytes: (0..cuts).map(|cut| states.totals(cut, 0).parameter_bytes).collect(),
+            parameter_bytes: (0..cuts).map(|cut| states.totals(cut, 0).parameter_bytes - frozen_bytes[cut]).collect(),
+            frozen_bytes,
             is_chain: states.is_linear(),
             has_all_cuts: *states.cuts() == Cuts::Exact,
             nesting,
-            layer_parameter_bytes: order.iter().map(|&layer| graph.layers[layer].parameter_bytes).collect(),
+            layer_parameter_bytes: order.iter().map(|&layer| graph.layers[layer].trained_bytes()).collect(),
+            layer_frozen_bytes,
         }
     }
 

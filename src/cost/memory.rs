@@ -21,7 +21,7 @@ pub struct MemoryModel {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::IntoPyObject))]
 pub struct Memory {
-    /// Bytes of weights, copies of tied weights included.
+    /// Bytes of weights, frozen ones and copies of tied weights included.
     pub weights_bytes: f64,
     /// Bytes of weight gradients.
     pub gradients_bytes: f64,
@@ -39,7 +39,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Returns the memory with `bytes` more of weights (fewer if negative), with their gradients and optimizer state.
+    /// Returns the memory with `bytes` more of trained weights (fewer if negative), with their gradients and optimizer
+    /// state.
     #[must_use]
     pub fn with_weights(self, bytes: f64, options: &MemoryModel, replicas: u32) -> Self {
         let optimizer_bytes = bytes * options.optimizer_per_weight;
@@ -89,8 +90,8 @@ pub fn memory(
     // The sums below two cuts round differently, so the difference of two nearly equal sums may be slightly negative.
     let between = |below: &[f64]| (below[end] - below[begin]).max(0.0);
     // Copies of tied weights have gradients and optimizer state of their own, so they count like the stage's weights.
-    let weights_bytes = between(&model.parameter_bytes) + tied_weights::copied_bytes(model, stage);
-    let optimizer_bytes = weights_bytes * options.optimizer_per_weight;
+    let trained_bytes = between(&model.parameter_bytes) + tied_weights::copied_bytes(model, stage);
+    let optimizer_bytes = trained_bytes * options.optimizer_per_weight;
     let saved_bytes = between(&totals.saved_bytes);
     let (input_bytes, output_bytes) = (totals.boundary_bytes[begin], totals.boundary_bytes[end]);
     let max_in_flight = f64::from(max_in_flight);
@@ -99,8 +100,8 @@ pub fn memory(
     let (saved_activation_bytes, recomputed_bytes) =
         if recompute { (input_bytes, saved_bytes) } else { (saved_bytes, 0.0) };
     Memory {
-        weights_bytes,
-        gradients_bytes: weights_bytes * options.gradients_per_weight,
+        weights_bytes: trained_bytes + between(&model.frozen_bytes),
+        gradients_bytes: trained_bytes * options.gradients_per_weight,
         optimizer_bytes: if options.shard_optimizer { optimizer_bytes / f64::from(replicas) } else { optimizer_bytes },
         activations_bytes: max_in_flight * saved_activation_bytes + recomputed_bytes,
         saved_activation_bytes,

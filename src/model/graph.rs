@@ -27,11 +27,13 @@ pub struct Layer {
     pub id: String,
     /// Bytes of weights, equal at every batch size.
     pub parameter_bytes: f64,
+    /// Bytes of the weights among [`Layer::parameter_bytes`] that are not trained. They have no gradients.
+    pub frozen_bytes: f64,
     /// One entry for each of [`Graph::batch_sizes`], in that order.
     pub measured: Vec<Measurement>,
 }
 
-/// A weight that several layers share.
+/// A trained weight that several layers share.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TiedWeight {
     /// Indices of the layers that share the weight, two or more. The first counts it among its own parameters.
@@ -51,6 +53,14 @@ pub struct Graph {
     pub edges: Vec<(usize, usize)>,
     /// Weights that layers share.
     pub tied_weights: Vec<TiedWeight>,
+}
+
+impl Layer {
+    /// Returns the bytes of weights that are trained, which have gradients and optimizer state.
+    #[must_use]
+    pub fn trained_bytes(&self) -> f64 {
+        self.parameter_bytes - self.frozen_bytes
+    }
 }
 
 impl Graph {
@@ -91,7 +101,8 @@ impl Graph {
                     ("saved bytes", at.saved_bytes),
                 ]
             });
-            for (what, number) in numbers.chain([("parameter bytes", layer.parameter_bytes)]) {
+            let weights = [("parameter bytes", layer.parameter_bytes), ("frozen bytes", layer.frozen_bytes)];
+            for (what, number) in numbers.chain(weights) {
                 // Costs are summed over layers and multiplied by micro-batches. Below 1e300 the sum of a million such
                 // numbers is still finite. The range also excludes NaN.
                 if !(0.0..1e300).contains(&number) {
@@ -101,13 +112,22 @@ impl Graph {
                     ));
                 }
             }
+            if layer.frozen_bytes > layer.parameter_bytes {
+                return Err(Error::profile(
+                    format!(
+                        "layer `{}` has {} frozen bytes, but {} parameter bytes in all",
+                        layer.name, layer.frozen_bytes, layer.parameter_bytes
+                    ),
+                    "count frozen weights among the parameter bytes",
+                ));
+            }
         }
         for tie in &self.tied_weights {
             let owned = tie.layers.first().and_then(|&first| self.layers.get(first));
-            if owned.is_none_or(|first| !(0.0..=first.parameter_bytes).contains(&tie.bytes)) {
+            if owned.is_none_or(|first| !(0.0..=first.trained_bytes()).contains(&tie.bytes)) {
                 return Err(Error::profile(
                     format!("layers {:?} share {} bytes, which the first of them does not have", tie.layers, tie.bytes),
-                    "add the shared weight to the parameter bytes of the first layer",
+                    "add the shared weight to the trained parameter bytes of the first layer",
                 ));
             }
         }

@@ -85,7 +85,7 @@ pub(crate) fn of(graph: &Graph) -> Result<Vec<usize>> {
         let mut brought: Vec<Work> = before[layer].iter().map(shared).collect();
         brought.sort_by(|a, b| b.rate().total_cmp(&a.rate()).then(b.bytes.total_cmp(&a.bytes)));
         let backward_s = graph.layers[layer].measured.iter().map(|at| at.backward_s).sum();
-        let own = Work { bytes: graph.layers[layer].parameter_bytes, backward_s };
+        let own = Work { bytes: graph.layers[layer].trained_bytes(), backward_s };
         work[layer] = brought.into_iter().fold(own, |all, more| {
             let raises = more.rate() > all.rate();
             let with = Work { bytes: all.bytes + more.bytes, backward_s: all.backward_s + more.backward_s };

@@ -88,7 +88,7 @@ impl CutPoints {
     /// use hpgo::model::states::{DEFAULT_BOUND, CutPoints};
     ///
     /// let measured = vec![Measurement { forward_s: 1.0, activation_bytes: 8.0, ..Measurement::default() }];
-    /// let layer = Layer { name: "linear".into(), id: "0".into(), parameter_bytes: 4.0, measured };
+    /// let layer = Layer { name: "linear".into(), id: "0".into(), parameter_bytes: 4.0, measured, ..Layer::default() };
     /// let graph = Graph { batch_sizes: vec![1], layers: vec![layer; 3], edges: vec![(0, 1), (1, 2)], tied_weights: vec![] };
     /// let states = CutPoints::of(&graph, DEFAULT_BOUND)?;
     /// assert_eq!(states.len(), 4); // nothing, one, two, all three layers

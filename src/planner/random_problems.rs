@@ -46,11 +46,13 @@ pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
                 Link { bytes_per_s, collective_bytes_per_s: bytes_per_s * factor, latency_s }
             })
         };
-    let layer = (0.1..3.0, 0.1..3.0, 0.0..500.0, 0.0..500.0).prop_map(
-        |(forward_s, backward_s, activation_bytes, parameter_bytes)| Layer {
+    let frozen = prop_oneof![4 => Just(0.0), 1 => 0.0..1.0, 1 => Just(1.0)];
+    let layer = (0.1..3.0, 0.1..3.0, 0.0..500.0, 0.0..500.0, frozen).prop_map(
+        |(forward_s, backward_s, activation_bytes, parameter_bytes, frozen)| Layer {
             name: "layer".into(),
             id: String::new(),
             parameter_bytes,
+            frozen_bytes: frozen * parameter_bytes,
             measured: vec![Measurement {
                 forward_s,
                 backward_s,
@@ -137,7 +139,7 @@ pub(super) fn far_apart() -> impl Strategy<Value = RandomProblem> {
         problem.cluster.inter.latency_s = latency_s;
         // Without weights there is no all-reduce, so that waiting alone decides the step.
         for layer in &mut problem.graph.layers {
-            layer.parameter_bytes = 0.0;
+            (layer.parameter_bytes, layer.frozen_bytes) = (0.0, 0.0);
         }
         problem.settings.warm_up = WarmUp::Eager;
         problem

@@ -72,7 +72,7 @@ proptest! {
             && one < other
             && other < layers
         {
-            let bytes = problem.graph.layers[one].parameter_bytes;
+            let bytes = problem.graph.layers[one].trained_bytes();
             problem.graph.tied_weights.push(TiedWeight { layers: vec![one, other], bytes });
         }
         let count = problem.replicas.len().min(layers);

@@ -19,6 +19,7 @@ struct LayerRecord {
     weight_gradient_s: Option<Vec<f64>>,
     activation_bytes: Vec<f64>,
     parameter_bytes: f64,
+    frozen_bytes: f64,
     saved_bytes: Option<Vec<f64>>,
 }
 
@@ -103,5 +104,6 @@ fn layer_of(record: LayerRecord, batch_sizes: usize) -> Result<Layer> {
             saved_bytes: saved_bytes[at],
         })
         .collect();
-    Ok(Layer { name: record.name, id: record.id, parameter_bytes: record.parameter_bytes, measured })
+    let LayerRecord { name, id, parameter_bytes, frozen_bytes, .. } = record;
+    Ok(Layer { name, id, parameter_bytes, frozen_bytes, measured })
 }

@@ -208,10 +208,9 @@ class _Source:
         return int((first.argmax(-1) == target).sum()), target.numel()
 
     def _pair(self, number: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        from hpgo.runtime.loader import collated
-
         begin = number * self._size
-        return collated([self._data[at] for at in range(begin, min(begin + self._size, len(self._data)))])
+        end = min(begin + self._size, len(self._data))
+        return self._pipeline.workload.collated([self._data[at] for at in range(begin, end)])
 
 
 def _conclude(

@@ -40,7 +40,8 @@ class Layer:
     """One layer. The tuples have one entry for each of `Profile.batch_sizes`, for that whole batch.
 
     Raises ProfileError for a number that is negative, not finite or above 1e18, and for tuples of unequal length. Also
-    raises it if either the split or the whole backward pass takes no time, but the other does.
+    raises it if either the split or the whole backward pass takes no time, but the other does, and for more
+    `frozen_bytes` than `parameter_bytes`.
 
     >>> Layer("fc1", "Linear", forward_s=(0.002,), backward_s=(0.004,), activation_bytes=(4e6,), parameter_bytes=-1)
     Traceback (most recent call last):
@@ -73,6 +74,11 @@ class Layer:
     """
     spread: float | None = None
     """Interquartile range of the layer's measured times divided by their median. It does not affect costs."""
+    frozen_bytes: float = 0.0
+    """Bytes of weights within `parameter_bytes` that are not trained.
+
+    They take memory, but they have no gradients, no optimizer state and no all-reduce.
+    """
 
     def __post_init__(self) -> None:
         for field in ("id", "name"):
@@ -107,12 +113,28 @@ class Layer:
                     f" backward_s is {format_seconds(whole_s)}",
                     "measure all three in the same passes, or leave out input_gradient_s and weight_gradient_s",
                 )
-        object.__setattr__(self, "parameter_bytes", self._number("parameter_bytes", self.parameter_bytes))
+        for field in ("parameter_bytes", "frozen_bytes"):
+            object.__setattr__(self, field, self._number(field, getattr(self, field)))
+        if self.frozen_bytes > self.parameter_bytes:
+            raise ProfileError(
+                f"layer `{self.id}`: frozen_bytes is {self.frozen_bytes:g}, but parameter_bytes, which includes it, is"
+                f" {self.parameter_bytes:g}",
+                "count frozen weights in both",
+            )
         if self.spread is not None:
             object.__setattr__(self, "spread", self._number("spread", self.spread))
         if self.stage is not None:
             stage = check_int(f"layer `{self.id}`: stage", self.stage, minimum=0, error=ProfileError)
             object.__setattr__(self, "stage", stage)
+
+    @property
+    def trained_bytes(self) -> float:
+        """Bytes of weights that are trained: all but `frozen_bytes`.
+
+        >>> Layer("fc", "Linear", (1,), (1,), (8,), parameter_bytes=100, frozen_bytes=96).trained_bytes
+        4
+        """
+        return self.parameter_bytes - self.frozen_bytes
 
     @property
     def _split_s(self) -> tuple[float, ...]:
@@ -175,7 +197,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class TiedWeight:
-    """A weight that several layers share (a tied weight).
+    """A trained weight that several layers share (a tied weight).
+
+    Frozen weights need no sums of gradients, so each layer counts its copy of one.
 
     Raises ProfileError for fewer than two layers, for a layer named twice, and for a size that is not a number from 0
     to 1e18.
@@ -314,7 +338,7 @@ class Profile:
 
     def _check_tied_weights(self) -> None:
         # A layer may own several tied weights, and their sum must not exceed its own bytes.
-        left_bytes = {layer.id: layer.parameter_bytes for layer in self.layers}
+        left_bytes = {layer.id: layer.trained_bytes for layer in self.layers}
         for tie in self.tied_weights:
             for layer_id in tie.layers:
                 if layer_id not in left_bytes:
@@ -327,7 +351,8 @@ class Profile:
             left_bytes[first] -= tie.parameter_bytes
             if left_bytes[first] < 0:
                 raise ProfileError(
-                    f"layer `{first}` shares more bytes than its parameter_bytes",
+                    f"layer `{first}` shares more bytes than it trains, which are its parameter_bytes without its"
+                    " frozen_bytes",
                     "add the tied weight to the parameter_bytes of the first layer that shares it",
                 )
 

@@ -63,8 +63,8 @@ def _without_stages(question: PlanningProblem) -> str:
     profile, memory = question.profile, question.memory
     capacities = [(node.device.memory_bytes - memory.reserved_bytes, node.count) for node in question.cluster.nodes]
     all_bytes, largest_bytes = sum(size * count for size, count in capacities), max(size for size, _ in capacities)
-    of_weight = 1 + memory.gradients_per_weight + memory.optimizer_per_weight
-    states_bytes = of_weight * sum(layer.parameter_bytes for layer in profile.layers)
+    of_weight = memory.gradients_per_weight + memory.optimizer_per_weight
+    states_bytes = sum(layer.parameter_bytes + of_weight * layer.trained_bytes for layer in profile.layers)
     if states_bytes > all_bytes:
         return (
             f"weights, gradients and optimizer states need {format_bytes(states_bytes)}, but all devices together have"
@@ -77,7 +77,7 @@ def _without_stages(question: PlanningProblem) -> str:
         saved = layer.activation_bytes if layer.saved_bytes is None else layer.saved_bytes
         # A stage keeps at least one micro-batch of the smallest share in flight.
         saved_bytes = at_batch(profile.batch_sizes, saved, question.min_samples_per_replica)
-        needed_bytes = of_weight * layer.parameter_bytes + saved_bytes
+        needed_bytes = layer.parameter_bytes + of_weight * layer.trained_bytes + saved_bytes
         if needed_bytes > largest_bytes:
             return (
                 f"layer `{shorten(layer.id)}` alone needs {format_bytes(needed_bytes)} on a device, but the largest has"

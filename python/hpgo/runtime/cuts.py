@@ -8,11 +8,11 @@ one runs. A value that is read behind several cuts passes through each stage bet
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from hpgo.base.messages import did_you_mean, shorten
 from hpgo.errors import ArgumentError, HpgoError
@@ -22,6 +22,7 @@ from hpgo.runtime.passes import running
 from hpgo.runtime.shape_passes import ShapePass, fresh_on_meta, run_for_shapes
 from hpgo.runtime.split_backward import Queue, install
 from hpgo.runtime.stage_module import Call, StageModule, Value, check_stages
+from hpgo.runtime.trees import Tree, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -45,8 +46,8 @@ class LayerRecording:
     """Reason why each value can't cross a cut; empty where it can."""
     mutates: tuple[int, ...]
     """Positions of the feeds that the layer changes in place."""
-    is_single: bool
-    """Whether the layer returns a tensor, not a tuple."""
+    tree: Tree
+    """Structure of what the layer returns, with a place for each of `values`."""
     dropouts: dict[str, int | None]
     """Dimension that counts samples in the input of each of its dropouts, by name; None where none does."""
     needs_values: bool
@@ -57,8 +58,8 @@ def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) 
     """Return what each layer returns for inputs like these, with weights of `dtype`.
 
     Layers compute no values unless they need them, see `shape_passes`. Raises ArgumentError for a layer that can't run,
-    returns something else than tensors, or draws
-    random numbers that can't be seeded by sample.
+    returns other objects than tensors and constants in containers, or draws random numbers that can't be seeded by
+    sample.
     """
     modules: dict[str, nn.Module] = {}
     for layer in network.nodes:
@@ -74,6 +75,7 @@ def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) 
 @dataclass(frozen=True, slots=True)
 class _Seen:
     output: Any
+    tree: Tree
     mutates: tuple[int, ...]
     dropouts: dict[str, tuple[int, ...]]
     needs_values: bool
@@ -108,8 +110,9 @@ def _run(
         # the depth.
         like = None if alike[layer] is None else (alike[layer], _shapes(arguments))
         if like in known:
-            seen[layer] = replace(known[like], output=_again(known[like].output))
-            _hold(held, layer, seen[layer].output)
+            one = known[like]
+            seen[layer] = replace(one, output=tree_map_only(torch.Tensor, fresh_on_meta, one.output))
+            _hold(held, layer, seen[layer])
             continue
         shapes: dict[str, tuple[int, ...]] = {}
         hooks = [
@@ -118,49 +121,35 @@ def _run(
             if isinstance(found, dropout.DrawnDropout)
         ]
         made = _call(layer, modules[layer], arguments, rows)
-        output = made.output
         for hook in hooks:
             hook.remove()
-        _hold(held, layer, output)
-        for tensor in _several(output):
-            if not isinstance(tensor, torch.Tensor):
-                raise ArgumentError(
-                    f"layer `{layer}` returns a {type(tensor).__name__}, but layers return a tensor or a tuple of"
-                    " tensors",
-                    "return a tensor, or a tuple of tensors",
-                    code="user_code",
-                )
-        seen[layer] = _Seen(output, made.mutates, shapes, made.needs_values)
+        tree, tensors = Tree.of(made.output, f"what layer `{layer}` returns")
+        # Exported models have operations whose results nothing reads. They return an empty tuple.
+        if not tensors and made.output != ():
+            raise ArgumentError(
+                f"layer `{layer}` returns {tree!r}, but no tensor", "return a tensor, or several", code="user_code"
+            )
+        seen[layer] = _Seen(made.output, tree, made.mutates, shapes, made.needs_values)
+        _hold(held, layer, seen[layer])
         # A result that aliases an argument must not be imitated by fresh tensors: the layers behind it would miss
         # in-place changes.
-        if like is not None and not _share(chain(*map(_several, arguments)), _several(output)):
+        if like is not None and not _share(tensors_in(arguments), tensors):
             known[like] = seen[layer]
     return seen
 
 
-def _several(output: Any) -> Sequence[Any]:
-    return output if isinstance(output, (tuple, list)) else (output,)
-
-
-def _hold(held: dict[str, Any], layer: str, output: Any) -> None:
+def _hold(held: dict[str, Any], layer: str, seen: _Seen) -> None:
     """Keep the result of a layer under the names by which feeds refer to it."""
-    held[layer] = output
-    if isinstance(output, (tuple, list)):
-        held |= {f"{layer}:{number}": tensor for number, tensor in enumerate(output)}
+    held[layer] = seen.output
+    if not seen.tree.is_single:
+        tensors = seen.tree.flatten("results", seen.output)
+        held |= {f"{layer}:{number}": tensor for number, tensor in enumerate(tensors)}
 
 
-def _shapes(given: Any) -> Any:
+def _shapes(arguments: list[Any]) -> Any:
     """Return the properties of arguments that must be equal for layers to behave alike."""
-    if isinstance(given, torch.Tensor):
-        return tuple(given.shape), given.stride(), given.dtype, given.requires_grad
-    return type(given), *map(_shapes, given)
-
-
-def _again(output: Any) -> Any:
-    """Return new tensors with the same shapes, strides and types."""
-    if isinstance(output, torch.Tensor):
-        return fresh_on_meta(output)
-    return type(output)(map(_again, output))
+    tree, tensors = Tree.of(arguments)
+    return tree, *((tuple(one.shape), one.stride(), one.dtype, one.requires_grad) for one in tensors)
 
 
 def _share(given: Iterable[Tensor], output: Sequence[Tensor]) -> bool:
@@ -196,11 +185,16 @@ def _call(layer: str, module: nn.Module, arguments: list[Any], rows: int) -> Sha
 
 
 def _made(layer: str, few: _Seen, more: _Seen) -> LayerRecording:
-    is_single = isinstance(few.output, torch.Tensor)
-    pairs = [(few.output, more.output)] if is_single else list(zip(few.output, more.output, strict=True))
+    if few.tree != more.tree:
+        raise ArgumentError(
+            f"layer `{layer}` returns {few.tree!r} for {_TRIED[0]} samples, but {more.tree!r} for {_TRIED[1]}",
+            "return the same containers, with a tensor for what depends on the batch",
+            code="user_code",
+        )
+    pairs = zip(few.tree.flatten("results", few.output), more.tree.flatten("results", more.output), strict=True)
     values, dimensions, reasons = [], [], []
     for number, (one, other) in enumerate(pairs):
-        name = layer if is_single else f"{layer}:{number}"
+        name = layer if few.tree.is_single else f"{layer}:{number}"
         dimension, reason = _row_dimension(one.shape, other.shape)
         by_row = dimension is not None and not reason
         rest = [size for at, size in enumerate(one.shape) if not by_row or at != dimension]
@@ -209,7 +203,7 @@ def _made(layer: str, few: _Seen, more: _Seen) -> LayerRecording:
         reasons.append(reason)
     drops = {name: _row_dimension(shape, more.dropouts[name])[0] for name, shape in few.dropouts.items()}
     return LayerRecording(
-        tuple(values), tuple(dimensions), tuple(reasons), few.mutates, is_single, drops, few.needs_values
+        tuple(values), tuple(dimensions), tuple(reasons), few.mutates, few.tree, drops, few.needs_values
     )
 
 
@@ -369,13 +363,16 @@ class _CrossingValue:
         for at, layer in enumerate(runs):
             one, feeds = self.recordings[layer], nodes[layer].feeds
             reads = tuple(
-                number[feed] if feed in number else tuple(number[name] for name in self.names(feed)) for feed in feeds
+                number[feed]
+                if feed in number
+                else (self.recordings[feed].tree, tuple(number[name] for name in self.names(feed)))
+                for feed in feeds
             )
             makes = tuple(number[value.name] if value.name in needed else -1 for value in one.values)
             # Received tensors are leaves of autograd, which must not be changed in place. The stage copies them first.
             received = tuple(position for position in one.mutates if feeds[position] in takes)
             drops = tuple(number[name] for name, reader in last_read.items() if reader == layer and name not in gives)
-            calls.append(Call(at, reads, makes, received, drops))
+            calls.append(Call(at, reads, one.tree, makes, received, drops))
         dimensions = {
             number[value.name]: dimension
             for one in self.recordings.values()

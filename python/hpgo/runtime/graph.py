@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from hpgo.base.messages import join_words, shorten
 from hpgo.errors import ArgumentError
 from hpgo.runtime.graph_nodes import (
     draws,
@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from hpgo.runtime.trees import Tree
 
 _CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size"}
 _HELPERS = "inputs' own"
 """Id of the hidden layer with all operations that depend only on inputs."""
 
 
-def exported(model: nn.Module, inputs: Sequence[Tensor], dtype: torch.dtype | None = None) -> Graph:
-    """Export `model`, for inputs whose first dimension is a batch of any size from 1.
+def exported(model: nn.Module, tree: Tree, inputs: Sequence[Tensor], dtype: torch.dtype | None = None) -> Graph:
+    """Export `model`, for inputs of the structure `tree`, whose first dimension is a batch of any size from 1.
 
     With `dtype`, the operations are those of `model.to(dtype)`, but weights stay as they are. So what the model's code
     computes in float32 regardless of its weights, such as positions and norms, stays float32.
@@ -54,15 +55,17 @@ def exported(model: nn.Module, inputs: Sequence[Tensor], dtype: torch.dtype | No
     Raises ArgumentError if torch can't export the model, naming the user's line to blame, and if the model draws random
     numbers other than by dropout or changes a buffer.
     """
-    program, batch = trace(model, inputs, dtype)
-    return Graph(model, program, batch, inputs)
+    program, batch, returned = trace(model, tree, inputs, dtype)
+    return Graph(model, program, batch, inputs, returned)
 
 
 class Graph:
     """An exported program, as the source of networks."""
 
-    def __init__(self, model: nn.Module, program: Any, batch: Any, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, model: nn.Module, program: Any, batch: Any, inputs: Sequence[Tensor], outputs: Tree) -> None:
         self.model, self.program, self.batch = model, program, batch
+        self.outputs = outputs
+        """Structure of what the model returns."""
         self.dtypes = {one.dtype for one in (*model.parameters(), *model.buffers(), *inputs) if one.is_floating_point()}
         """Floating types of weights, buffers and inputs."""
         self.sources: dict[Any, tuple[str, Any]] = {}
@@ -72,6 +75,7 @@ class Graph:
         self.operations = [node for node in program.graph.nodes if node.op == "call_function" and not self._skips(node)]
         self.pure = self._pure()
         self.real = [node for node in self.operations if node not in self.pure and is_value(node)]
+        self._mixed = self._single_numbers()
 
     def network(self, by: str) -> Network:
         """Return a network with a layer for the operations between two cuts, or for each module or block.
@@ -172,9 +176,25 @@ class Graph:
                 return pure
             barred |= changed
 
+    def _single_numbers(self) -> set[Any]:
+        """Return the operations that combine samples to a single number, such as a model's own loss.
+
+        Each replica has the number of its own samples, so no stage can send it to those of the next.
+        """
+        inputs = {node for node, (kind, _) in self.sources.items() if kind == "input"}
+        rows, numbers = set(), set()
+        for node in self.real:
+            values = [one for one in tree_leaves(node.meta.get("val")) if isinstance(one, torch.Tensor)]
+            if any(isinstance(size, torch.SymInt) for one in values for size in one.shape):
+                rows.add(node)
+            elif all(one.ndim == 0 for one in values) and (
+                any(one in rows or one in numbers or one in inputs for one in node.all_input_nodes)
+            ):
+                numbers.add(node)
+        return numbers
+
     def _returned(self) -> list[Any]:
         (output,) = (node for node in self.program.graph.nodes if node.op == "output")
-        self._check_returned(output)
         specs = self.program.graph_signature.output_specs
         found = [
             node
@@ -188,29 +208,6 @@ class Graph:
                 code="user_code",
             )
         return found
-
-    def _check_returned(self, output: Any) -> None:
-        """Raise ArgumentError if the model returns what no stage can send: a dict, or a number without rows."""
-        called, spec = type(self.model).__name__, self.program.call_spec.out_spec
-        if spec.type is dict:
-            keys = [str(key) for key in spec.context]
-            read = ", ".join(f'outputs["{key}"]' for key in keys[:4])
-            raise ArgumentError(
-                f"{called} returns a dict of {join_words([f'`{shorten(key)}`' for key in keys[:4]])}, but a loss gets"
-                " a tensor or a tuple of tensors",
-                f"return a tuple instead, ({read}), and read `outputs[0]` and so on in the loss",
-                code="user_code",
-            )
-        signature = self.program.graph_signature.output_specs
-        user = [node for node, one in zip(output.args[0], signature, strict=True) if one.kind.name == "USER_OUTPUT"]
-        for at, node in enumerate(user):
-            value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-            if isinstance(value, torch.Tensor) and value.ndim == 0:
-                raise ArgumentError(
-                    f"{called} returns a single number as output {at}, like a model that computes its own loss, but"
-                    " each output needs a row for each sample",
-                    "return the inputs of the loss, and give the loss as `loss`, a function of outputs and targets",
-                )
 
     def _layers(self, returned: list[Any]) -> list[list[Any]]:
         """Return the operations with weights or data of the batch, split wherever a cut is possible."""
@@ -265,7 +262,7 @@ class Graph:
 
     def _can_be_sent(self, node: Any) -> bool:
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or node in self._mixed:
             return False
         grown = [size for size in value.shape if isinstance(size, torch.SymInt)]
         return not grown or (len(grown) == 1 and grown[0].node.expr == self.batch)

@@ -39,7 +39,7 @@ _TRY = {
 """Hints for failures of user code, by the part that failed."""
 _TRY_LAYER = "call the model without hpgo on inputs of {rows} rows: all of it must run there, too"
 _COPIES = 3
-"""Copies of each weight in training: the weight, its gradient, and what a backward pass adds to the gradient."""
+"""Copies of each trained weight: the weight, its gradient, and what a backward pass adds to the gradient."""
 
 
 class LacksMemoryError(RunError):
@@ -91,8 +91,10 @@ class LayerRunner:
 
     def weights_bytes(self, module: nn.Module) -> int:
         """Return the bytes that a layer's weights take while it is measured, in their final type."""
-        return (1 if self.is_inference else _COPIES) * sum(
-            one.numel() * (self._dtype or one.dtype if one.is_floating_point() else one.dtype).itemsize
+        return sum(
+            (_COPIES if one.requires_grad and not self.is_inference else 1)
+            * one.numel()
+            * (self._dtype or one.dtype if one.is_floating_point() else one.dtype).itemsize
             for one in module.parameters()
         )
 
@@ -125,7 +127,7 @@ class LayerRunner:
             values = {name: self._held[name].to("meta") for feed in node.feeds for name in self.names(feed)}
             with self._naming(f"layer `{node.id}`"), self._autocast():
                 output = run_for_shapes(module, self._arguments(node, values), self._output).output
-        tensors = [output] if isinstance(output, torch.Tensor) else output
+        tensors = self._recordings[node.id].tree.flatten(node.id, output)
         for name, tensor in zip(self.names(node.id), tensors, strict=True):
             self._held[name] = fill_plausibly(torch.empty_like(tensor, device=self._device))
 
@@ -273,8 +275,7 @@ class LayerRunner:
                 values[name].clone() if at in self._recordings[node.id].mutates else values[name]
                 for name in self.names(feed)
             )
-            is_tuple = feed in self._recordings and not self._recordings[feed].is_single
-            arguments.append(tensors if is_tuple else tensors[0])
+            arguments.append(self._recordings[feed].tree.build(tensors) if feed in self._recordings else tensors[0])
         return arguments
 
     def _backward_of(
@@ -320,7 +321,7 @@ class LayerRunner:
         return module(*arguments)
 
     def _keep(self, one: MeasuredLayer, output: Any) -> None:
-        one.outputs = [output] if isinstance(output, torch.Tensor) else list(output)
+        one.outputs = list(self._recordings[one.node.id].tree.flatten(one.node.id, output))
         self._held |= dict(zip(self.names(one.node.id), one.outputs, strict=True))
 
     def _ready(self, node: NetworkLayer, module: nn.Module) -> nn.Module:

@@ -12,9 +12,12 @@ from hpgo.base.checks import check_flag, check_int, check_is, check_list
 from hpgo.base.messages import pluralize, safe_repr
 from hpgo.errors import ArgumentError
 from hpgo.runtime.passes import MAX_SEED
+from hpgo.runtime.trees import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hpgo.runtime.trees import Tree
 
 
 class Share:
@@ -54,18 +57,18 @@ class Share:
         return moved
 
 
-def as_share(what: str, given: object, size: int, device: torch.device | None) -> Share:
-    """Return a `Share` unchanged, or make one of tensors with all `size` samples of a global batch.
+def as_share(what: str, given: object, tree: Tree, size: int, device: torch.device | None) -> Share:
+    """Return a `Share` unchanged, or make one of data with all `size` samples of a global batch, nested like `tree`.
 
     It is moved to `device`, unless that is None. Raises ArgumentError for anything else.
     """
     if isinstance(given, Share):
         return given if device is None else given.to(device)
-    tensors = (given,) if isinstance(given, torch.Tensor) else given
-    if not isinstance(tensors, tuple | list) or not all(isinstance(one, torch.Tensor) for one in tensors):
+    tensors = tree.flatten(what, plain(given))
+    if not all(isinstance(one, torch.Tensor) for one in tensors):
         raise ArgumentError(
             f"{what} are {safe_repr(given)}, but must be tensors",
-            "give a tensor, a tuple of tensors, or a `Share` of the loader",
+            "give tensors in the containers of the workload's example, or a `Share` of the loader",
         )
     for one in tensors:
         if not one.dim() or len(one) != size:
@@ -95,11 +98,13 @@ class Loader:
         seed: int = 0,
         shuffle: bool = True,
         workers: int = 0,
+        collate: Callable[[Sequence[Any]], tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] | None = None,
     ) -> None:
         """Check the data set. `samples` are the numbers in the global batch that this rank reads.
 
-        `workers` processes read ahead. Raises ArgumentError for a data set without lengths or indices, or one smaller
-        than a global batch.
+        `workers` processes read ahead. `collate` makes flat inputs and targets of several samples. The default takes
+        pairs of tensors or of tuples of tensors, and `Workload.collated` those of a workload. Raises ArgumentError for
+        a data set without lengths or indices, or one smaller than a global batch.
         """
         length = length_of(dataset)
         check_flag("shuffle", shuffle)
@@ -107,6 +112,7 @@ class Loader:
         self._size = check_int("global_batch_size", global_batch_size)
         self._seed = check_int("seed", seed, minimum=0, maximum=MAX_SEED)
         self._shuffle, self._workers = shuffle, check_int("workers", workers, minimum=0)
+        self._collate = collated if collate is None else collate
         self.epoch = 0
         self.position = 0
         """Number of batches of this epoch that were yielded."""
@@ -168,7 +174,7 @@ class Loader:
                 self._dataset,
                 batch_sampler=indices,
                 num_workers=self._workers,
-                collate_fn=collated,
+                collate_fn=self._collate,
                 # Without it, the loader draws from torch's generator at each start, so a resumed run would differ.
                 generator=self._generator(),
             )
@@ -200,25 +206,44 @@ def _ranges(samples: object) -> list[range]:
     return found
 
 
-def collated(samples: list[Any]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """Return the inputs and the targets of samples as tensors with a row for each sample."""
+def collated(
+    samples: Sequence[Any], inputs: Tree | None = None, targets: Tree | None = None
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Return the inputs and the targets of samples as flat tensors with a row for each sample.
+
+    `inputs` and `targets` are their structures. If there are `inputs` without `targets`, samples are inputs alone,
+    which count as targets, too. Without both, samples are pairs of tensors or tuples of tensors.
+    """
     first = samples[0]
+    if inputs is not None and targets is None:
+        given = _batch([inputs.flatten("inputs of the data set", plain(one)) for one in samples])
+        return given, given
     if not isinstance(first, tuple | list) or len(first) != 2:
         raise ArgumentError(
             f"a sample of the data set is {safe_repr(first)}, but must be a pair",
-            "give pairs of inputs and targets; several inputs or targets are a tuple",
+            "give pairs of inputs and targets; several inputs or targets are a tuple or a dict",
         )
+    return _part(samples, 0, inputs), _part(samples, 1, targets)
+
+
+def _part(samples: Sequence[Any], at: int, tree: Tree | None) -> tuple[torch.Tensor, ...]:
+    """Return the batch of element `at` of each sample."""
+    given = [plain(one[at]) for one in samples]
+    if tree is None:
+        return _batch([one if isinstance(one, tuple) else (one,) for one in given])
+    return _batch([tree.flatten(f"{('inputs', 'targets')[at]} of the data set", one) for one in given])
+
+
+def _batch(samples: Sequence[tuple[Any, ...]]) -> tuple[torch.Tensor, ...]:
+    """Return a tensor for each element of flat samples, with a row for each sample."""
     try:
-        inputs, targets = default_collate(samples)
-    except (TypeError, RuntimeError) as failure:
+        # Data sets of tokens often have lists of numbers.
+        flat = [tuple(torch.tensor(one) if isinstance(one, list) else one for one in sample) for sample in samples]
+        tensors = tuple(default_collate(flat))
+    except (TypeError, ValueError, RuntimeError) as failure:
         raise ArgumentError(
             f"samples of the data set don't make a batch: {failure}", "give each sample tensors or numbers of one shape"
         ) from failure
-    return _tuple(inputs), _tuple(targets)
-
-
-def _tuple(given: Any) -> tuple[torch.Tensor, ...]:
-    tensors = (given,) if isinstance(given, torch.Tensor) else tuple(given)
     if not all(isinstance(one, torch.Tensor) for one in tensors):
         raise ArgumentError("a sample of the data set has a value that is no number", "give tensors or numbers")
     return tensors

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, product
@@ -21,6 +22,7 @@ from torch import nn
 from hpgo.base.messages import pluralize
 from hpgo.errors import ArgumentError
 from hpgo.runtime.models.gpt import next_token_loss
+from hpgo.runtime.trees import Tree, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +65,39 @@ class Reduction:
     hint: str = ""
 
 
+class FlatLoss:
+    """A loss as a function of the flat tensors that stages pass, which it nests as the user's function expects them.
+
+    `outputs` and `targets` are the structures of both. Without `outputs`, the function gets a tensor, or a tuple.
+    """
+
+    def __init__(self, loss: Callable[[Any, Any], Any], outputs: Tree | None, targets: Tree) -> None:
+        self.loss, self._outputs, self._targets = loss, outputs, targets
+
+    def __call__(self, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Any:
+        """Return the loss of a batch."""
+        given = tuple(outputs) if self._outputs is None else self._outputs.build(outputs)
+        return self.loss(plain(given), self._targets.build(targets))
+
+    def copied(self) -> FlatLoss:
+        """Return the loss with a copy of a module, whose buffers a call may change."""
+        loss = copy.deepcopy(self.loss) if isinstance(self.loss, nn.Module) else self.loss
+        return FlatLoss(loss, self._outputs, self._targets)
+
+
+def own_loss(outputs: Any, _: Any) -> Any:
+    """Return the loss that a model returns: its only result, its `loss`, or the first of several results.
+
+    >>> float(own_loss({"logits": torch.zeros(2, 3), "loss": torch.tensor(1.5)}, None))
+    1.5
+    """
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    if isinstance(outputs, Mapping):
+        return outputs.get("loss")
+    return outputs.loss if hasattr(outputs, "loss") else outputs[0] if isinstance(outputs, tuple) else None
+
+
 class _Number(float):
     """A loss with the size in bytes of the type in which it was computed."""
 
@@ -79,7 +114,7 @@ class _IncomparableError(Exception):
 
 
 def reduction(
-    loss: Callable[[Any, Any], Any],
+    loss: FlatLoss,
     weight: Callable[[tuple[Tensor, ...]], Tensor] | None,
     outputs: Sequence[Value],
     targets: Sequence[Tensor],
@@ -90,13 +125,17 @@ def reduction(
 
     >>> from hpgo.runtime.stage_module import Value
     >>> scores = [Value("head", by_row=True, has_gradient=True, shape=(3,), dtype=torch.float32)]
-    >>> reduction(nn.CrossEntropyLoss(reduction="sum"), None, scores, [torch.tensor([0, 1])]).kind
+    >>> targets = torch.tensor([0, 1])
+    >>> loss = FlatLoss(nn.CrossEntropyLoss(reduction="sum"), None, Tree.of(targets)[0])
+    >>> reduction(loss, None, scores, [targets]).kind
     'sum'
     """
+    if any(value.dtype.is_floating_point and not (value.by_row or value.shape) for value in outputs):
+        return Reduction("unknown", "the model computes it, or a part of it")
     if not any(value.by_row and value.dtype.is_floating_point for value in outputs):
         return Reduction("unknown", "the model's outputs have no row for each sample")
     # A loss module may have buffers, such as running statistics, which the check must not change.
-    loss = _private(loss)
+    loss = loss.copied()
     found: list[Reduction] = []
     with _aside(targets[0].device):
         for pair in islice(_pairs(targets), 1 if _is_large(outputs) else _MAX_PAIRS):
@@ -119,7 +158,7 @@ def reduction(
 
 
 def _of_pair(
-    loss: Callable[[Any, Any], Any], weights: list[float] | None, outputs: Sequence[Value], pair: tuple[Tensor, ...]
+    loss: FlatLoss, weights: list[float] | None, outputs: Sequence[Value], pair: tuple[Tensor, ...]
 ) -> Reduction | None:
     """Compare two rows together and alone; return None if all their losses are 0."""
     shown: list[tuple[_Number, _Number, _Number]] | None = None
@@ -241,7 +280,7 @@ def remarks(
     elif one.kind == "unknown" and rows < batch:
         found["unknown"] = f"whether the loss is a mean over samples is unknown: {one.reason}"
     where = reads_its_targets(
-        workload.loss, outputs, [tensor.to(device) for tensor in inputs], [tensor.to(device) for tensor in targets]
+        workload.flat_loss, outputs, [tensor.to(device) for tensor in inputs], [tensor.to(device) for tensor in targets]
     )
     if where:
         message, hint = _SHIFTED[where]
@@ -283,7 +322,7 @@ _SHIFTED = {
 
 
 def reads_its_targets(
-    loss: Callable[[Any, Any], Any], outputs: Sequence[Value], inputs: Sequence[Tensor], targets: Sequence[Tensor]
+    loss: FlatLoss, outputs: Sequence[Value], inputs: Sequence[Tensor], targets: Sequence[Tensor]
 ) -> Literal["", "current", "twice"]:
     """Find out whether tokens are predicted from themselves (`current`) or from two places before (`twice`).
 
@@ -307,7 +346,7 @@ def reads_its_targets(
     rows = tuple(
         torch.where(one == _IGNORED, one.clamp(min=0).amax(), one) if one is pairs[at][1] else one for one in targets
     )
-    ignores_last = _ignores_last(_private(loss), outputs, tuple(one[: len(wanted)] for one in rows), wanted.shape[1])
+    ignores_last = _ignores_last(loss.copied(), outputs, tuple(one[: len(wanted)] for one in rows), wanted.shape[1])
     if is_same and ignores_last is False:
         return "current"
     return "twice" if is_next and ignores_last else ""
@@ -326,9 +365,7 @@ def _relation(given: Tensor, wanted: Tensor) -> tuple[bool, bool]:
     return is_same and not is_next, is_next and not is_same
 
 
-def _ignores_last(
-    loss: Callable[[Any, Any], Any], outputs: Sequence[Value], targets: tuple[Tensor, ...], length: int
-) -> bool | None:
+def _ignores_last(loss: FlatLoss, outputs: Sequence[Value], targets: tuple[Tensor, ...], length: int) -> bool | None:
     """Return whether outputs at the last place of a text change nothing; None if that can't be computed."""
     with _aside(targets[0].device):
         for dtype in (None,) if _is_large(outputs) else (torch.float64, None):
@@ -346,11 +383,6 @@ def _ignores_last(
             except Exception:  # noqa: BLE001, S112 -- a loss may raise anything on made-up outputs
                 continue
     return None
-
-
-def _private(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Copy a loss that is a module, so that its buffers stay as they are."""
-    return copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
 
 
 @contextmanager
@@ -410,7 +442,7 @@ def _made_up(
 
 
 def _losses(
-    loss: Callable[[Any, Any], Any], outputs: Sequence[Value], values: Sequence[Tensor], targets: Sequence[Tensor]
+    loss: FlatLoss, outputs: Sequence[Value], values: Sequence[Tensor], targets: Sequence[Tensor]
 ) -> tuple[_Number, _Number, _Number]:
     """Return the loss of two rows together, and of each alone. Raises _IncomparableError."""
     both = _call(loss, values, targets)
@@ -430,11 +462,11 @@ def _losses(
     return both, one, other
 
 
-def _call(loss: Callable[[Any, Any], Any], outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> _Number:
+def _call(loss: FlatLoss, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> _Number:
     kind = next(one.dtype for one in outputs if one.is_floating_point())
     # Like `Workload.loss_of`, cast floating targets to the type of the outputs.
     cast = [one.to(kind) if one.is_floating_point() else one for one in targets]
-    result = loss(outputs[0] if len(outputs) == 1 else tuple(outputs), cast[0] if len(cast) == 1 else tuple(cast))
+    result = loss(outputs, cast)
     if not isinstance(result, torch.Tensor) or result.numel() != 1:
         raise _IncomparableError("no single number")
     return _Number(float(result), result.dtype.itemsize)

@@ -43,6 +43,8 @@ class Figures:
     """Width of the middle half of all passes, disturbed ones included, relative to the typical time. It counts forward
     and backward together."""
     parameter_bytes: int
+    frozen_bytes: int
+    """Bytes within `parameter_bytes` of parameters that do not require gradients."""
     saved_bytes: int
     """Bytes kept until the backward pass, besides what the layer reads and returns."""
     reads: Sequence[bool]

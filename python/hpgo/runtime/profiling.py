@@ -184,7 +184,11 @@ def measure(
         measured_profile,
         {layer.id: layer.spread or 0.0 for layer in measured_profile.layers},
         {rows: bench.whole for rows, bench in zip(sizes, benches, strict=True) if bench.whole is not None},
-        (*varying(measured_profile), *_notes(read, sizes, benches, noise, inference=inference)),
+        (
+            *varying(measured_profile),
+            *_frozen(measured_profile),
+            *_notes(read, sizes, benches, noise, inference=inference),
+        ),
     )
 
 
@@ -235,6 +239,7 @@ def _profile(
                 input_gradient_s=_known(one.input_gradient_s for one in figures),
                 weight_gradient_s=_known(one.weight_gradient_s for one in figures),
                 spread=max(one.spread for one in figures),
+                frozen_bytes=figures[0].frozen_bytes,
             )
         )
     return Profile(
@@ -243,13 +248,15 @@ def _profile(
 
 
 def _tied_weights(workload: Workload, dtype: torch.dtype | None) -> tuple[tuple[TiedWeight, ...], dict[str, int]]:
-    """Return the weights that layers share, and the bytes of each layer that another layer counts already."""
+    """Return the trained weights that layers share, and the bytes of each layer that another layer counts already."""
     place = {layer: at for at, layer in enumerate(workload.layers)}
     shared: dict[tuple[str, ...], int] = {}
     copied: dict[str, int] = {}
     for holders in workload.tied_weights:
         first, *others = sorted((one for one in holders if one[0] in place), key=lambda one: place[one[0]])
         weight = parameter_of(workload.network.make_on_meta(first[0]), first)
+        if not weight.requires_grad:
+            continue  # without gradients there is nothing to sum, and each stage holds a copy
         size = weight.numel() * (dtype or weight.dtype).itemsize
         for layer, name in others:
             if name in dict(workload.network.make_on_meta(layer).named_parameters()):  # each tensor of a layer once
@@ -305,6 +312,15 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine() or "an unknown processor"
+
+
+def _frozen(profile: Profile) -> Iterator[str]:
+    frozen_bytes = sum(layer.frozen_bytes for layer in profile.layers)
+    if frozen_bytes:
+        yield (
+            f"{format_bytes(frozen_bytes)} of {format_bytes(profile.parameter_bytes)} of weights are frozen: plans give"
+            " them no gradients and no optimizer state"
+        )
 
 
 def _notes(

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from hpgo.errors import HpgoError
+from hpgo.runtime.trees import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor, nn
 
@@ -38,7 +40,7 @@ class ShapePass:
 
 
 def run_for_shapes(module: nn.Module, arguments: list[Any], call: Call) -> ShapePass:
-    """Run a module on the meta device with meta arguments: tensors, and tuples of tensors.
+    """Run a module on the meta device with meta arguments: tensors, and containers of tensors.
 
     Raises what the module raises if it can run neither on meta nor on real tensors. A module that branches on a number
     that it computed does not run on real tensors: its result may follow from the micro-batch that a plan gives it.
@@ -59,8 +61,8 @@ def run_for_shapes(module: nn.Module, arguments: list[Any], call: Call) -> Shape
         torch.manual_seed(0)
         stand_ins = _StandIns()
         real = fill_module(copy.deepcopy(module).to_empty(device="cpu"))
-        output, changed = _run(real, [stand_ins.real(argument) for argument in arguments], call)
-    return ShapePass(stand_ins.on_meta(output), changed, needs_values=True)
+        output, changed = _run(real, tree_map_only(torch.Tensor, stand_ins.real, arguments), call)
+    return ShapePass(tree_map_only(torch.Tensor, stand_ins.on_meta, output), changed, needs_values=True)
 
 
 def fill_plausibly(tensor: Tensor, name: str = "") -> Tensor:
@@ -101,18 +103,10 @@ def _run(module: nn.Module, arguments: list[Any], call: Call) -> tuple[Any, tupl
     """Call the module. Return its result and the positions of the arguments that it changes in place."""
     # Autograd counts the in-place changes of each tensor. The counter shows what a module changes, which nothing
     # declares.
-    versions = [[tensor._version for tensor in _tensors(argument)] for argument in arguments]
+    versions = [[tensor._version for tensor in tensors_in(argument)] for argument in arguments]
     output = call(module, arguments)
-    now = [[tensor._version for tensor in _tensors(argument)] for argument in arguments]
+    now = [[tensor._version for tensor in tensors_in(argument)] for argument in arguments]
     return output, tuple(at for at, (before, after) in enumerate(zip(versions, now, strict=True)) if before != after)
-
-
-def _tensors(given: Any) -> Iterator[Tensor]:
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, (list, tuple)):
-        for one in given:
-            yield from _tensors(one)
 
 
 class _LastCall(TorchFunctionMode):
@@ -136,10 +130,8 @@ class _StandIns:
         self._meta: dict[int, Tensor] = {}
         """A meta tensor by the memory of a real one."""
 
-    def real(self, given: Any) -> Any:
-        """Return real tensors for a meta tensor, or for a tuple of them."""
-        if not isinstance(given, torch.Tensor):
-            return type(given)(map(self.real, given))
+    def real(self, given: Tensor) -> Tensor:
+        """Return a real tensor for a meta tensor."""
         place = given.untyped_storage()._cdata
         if place not in self._memory:
             flat = torch.empty(given.untyped_storage().nbytes() // given.element_size(), dtype=given.dtype)
@@ -149,12 +141,8 @@ class _StandIns:
         self._meta.setdefault(flat.untyped_storage()._cdata, given)
         return flat.as_strided(given.shape, given.stride(), given.storage_offset())
 
-    def on_meta(self, given: Any) -> Any:
-        """Return meta tensors for what a layer returned. Anything but tensors, tuples and lists stays as it is."""
-        if isinstance(given, (list, tuple)):
-            return type(given)(map(self.on_meta, given))
-        if not isinstance(given, torch.Tensor):
-            return given
+    def on_meta(self, given: Tensor) -> Tensor:
+        """Return a meta tensor for one that a layer returned."""
         base = self._meta.get(given.untyped_storage()._cdata)
         if base is None or base.dtype != given.dtype or (given.requires_grad and not base.requires_grad):
             fresh = fresh_on_meta(given)

@@ -115,6 +115,8 @@ class _Operation:
     """
     weights: Callable[[Tensor, Tensor, Tensor], Tensor]
     bias: Callable[[Tensor], Tensor]
+    reads_input: bool = False
+    """Whether the gradient of the input needs the input itself, so that it is saved beside a frozen weight, too."""
 
 
 _LINEAR = _Operation(
@@ -144,6 +146,7 @@ def _convolution(stride: list[int], padding: list[int], dilation: list[int], gro
         lambda gradient, given, weight: gradients(gradient, given, weight, True, False)[0],
         lambda gradient, given, weight: gradients(gradient, given, weight, False, True)[1],
         lambda gradient: gradient.sum((0, 2, 3)),
+        reads_input=True,
     )
 
 
@@ -190,7 +193,9 @@ class _Split(torch.autograd.Function):
     def forward(  # noqa: PLR0917 -- as autograd calls it
         ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, queue: Queue, operation: _Operation
     ) -> Tensor:
-        ctx.save_for_backward(given, weight)
+        # Only the gradient of the weight needs the input, so a frozen weight saves none, as in torch's own operation.
+        is_saved = weight.requires_grad or operation.reads_input
+        ctx.save_for_backward(given if is_saved else None, weight)
         # The parameters themselves, besides the saved tensors, because the deferred computation writes to their `grad`.
         ctx.weight, ctx.bias, ctx.queue, ctx.operation = weight, bias, queue, operation
         return operation.run(given, weight, bias)
@@ -198,7 +203,8 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         operation, weight, bias = ctx.operation, ctx.weight, ctx.bias
-        given, held = (tensor.to(gradient.dtype) for tensor in ctx.saved_tensors)  # autocast saves other types
+        # Autocast saves other types.
+        given, held = (None if one is None else one.to(gradient.dtype) for one in ctx.saved_tensors)
         for_given, for_weight, for_bias = ctx.needs_input_grad[:3]
         inputs = operation.inputs(gradient, given, held) if for_given else None
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpgo.runtime.split_backward import Queue
+    from hpgo.runtime.trees import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,10 @@ class Call:
     """Call of one layer in a stage. Values are numbered from 0, those that the stage takes first."""
 
     module: int
-    reads: tuple[int | tuple[int, ...], ...]
-    """Arguments of the layer. Some are tuples of values."""
+    reads: tuple[int | tuple[Tree, tuple[int, ...]], ...]
+    """Arguments of the layer. Some are structures of several values."""
+    tree: Tree
+    """Structure of what the layer returns."""
     makes: tuple[int, ...]
     """Numbers of the returned values, in order; -1 for a value that nothing reads."""
     keeps_leaves: tuple[int, ...]
@@ -130,13 +133,13 @@ class StageModule(nn.Module):
                 finder.takes(value.name, at, held[at], is_input=value.is_input)
         for module, wants_rows, call in self._calls:
             arguments: list[Any] = [
-                tuple(held[one] for one in at) if isinstance(at, tuple) else held[at] for at in call.reads
+                at[0].build([held[one] for one in at[1]]) if isinstance(at, tuple) else held[at] for at in call.reads
             ]
             # In-place changes of leaves that require gradients raise in autograd.
             for position in call.keeps_leaves:
                 arguments[position] = arguments[position].clone()
             result = module(*arguments, rows=rows) if wants_rows else module(*arguments)
-            result = result if isinstance(result, (tuple, list)) else (result,)
+            result = call.tree.flatten(self._names[call.module], result)
             if finder is not None:
                 finder.makes(self._names[call.module], module, zip(call.makes, result, strict=True))
             held |= {at: tensor for at, tensor in zip(call.makes, result, strict=True) if at >= 0}
@@ -200,7 +203,7 @@ class StageModule(nn.Module):
         readers: dict[int, tuple[str, ...]] = {}
         for _, _, call in self._calls:
             for one in call.reads:
-                for at in one if isinstance(one, tuple) else (one,):
+                for at in one[1] if isinstance(one, tuple) else (one,):
                     readers[at] = (*readers.get(at, ()), self._names[call.module])
         self.finder = Finder(readers)
 

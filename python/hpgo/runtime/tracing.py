@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from hpgo.base.messages import shorten
-from hpgo.errors import ArgumentError
+from hpgo.errors import ArgumentError, HpgoError
 from hpgo.runtime.graph_nodes import operation_name
+from hpgo.runtime.trees import Tree, arguments, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def trace(model: nn.Module, inputs: Sequence[Tensor], dtype: torch.dtype | None = None) -> tuple[Any, Any]:
-    """Return the exported program of a model and the symbol of its batch size; None if no size depends on it.
+def trace(
+    model: nn.Module, tree: Tree, inputs: Sequence[Tensor], dtype: torch.dtype | None = None
+) -> tuple[Any, Any, Tree]:
+    """Return the exported program of a model, the symbol of its batch size, and the structure of what it returns.
 
-    With `dtype`, the program is that of the model after `model.to(dtype)`, on inputs cast like weights.
+    The symbol is None if no size depends on the batch. `tree` is the structure of the inputs. The program takes and
+    returns flat tensors. With `dtype`, it is that of the model after `model.to(dtype)`, on inputs cast like weights.
 
-    Raises ArgumentError if torch can't export the model.
+    Raises ArgumentError if torch can't export the model, or if it returns anything but tensors and constants.
     """
     # Torch takes a dimension of 1 for a constant, so the batch must have at least 2 rows to be symbolic.
     rows = max(2, len(inputs[0]))
@@ -42,13 +46,15 @@ def trace(model: nn.Module, inputs: Sequence[Tensor], dtype: torch.dtype | None 
     # Export in training mode, so that dropout and batch normalization are in the graph.
     model.train()
     try:
-        with _silence_torch(), _stand_ins(model, dtype):
+        with _silence_torch(), _stand_ins(model, dtype), _flat(model, tree) as returned:
             program = torch.export.export(
-                model, examples, dynamic_shapes=tuple({0: batch} for _ in examples), strict=False
+                model, examples, dynamic_shapes=(tuple({0: batch} for _ in examples),), strict=False
             )
+    except HpgoError:
+        raise
     except Exception as error:  # torch or the user's module may raise any error
         # If the model fails without export, too, its own error is the more helpful one.
-        _check_example(model, inputs)
+        _check_example(model, tree, inputs)
         raise ArgumentError(
             f"torch can't export {type(model).__name__}{_blame(error)}: {type(error).__name__}: "
             f"{shorten(_first_line(error), 200)}",
@@ -60,7 +66,35 @@ def trace(model: nn.Module, inputs: Sequence[Tensor], dtype: torch.dtype | None 
         model.train(was_training)
     user = [node for node in program.graph.nodes if node.op == "placeholder"][-len(examples) :]
     symbol = user[0].meta["val"].shape[0]
-    return program, symbol.node.expr if isinstance(symbol, torch.SymInt) else None
+    return program, symbol.node.expr if isinstance(symbol, torch.SymInt) else None, returned[-1]
+
+
+@contextmanager
+def _flat(model: nn.Module, tree: Tree) -> Iterator[list[Tree]]:
+    """Make the model take and return flat tensors. Yield a list that gets the structure of each result.
+
+    Torch flattens nested inputs and outputs itself, but dataclasses only if they were registered before, and constants
+    become part of its checks.
+    """
+    kind, own = type(model), vars(model).pop("forward", None)
+    found: list[Tree] = []
+
+    def forward(self: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given, named = arguments(tree.build(tensors))
+        result = kind.forward(self, *given, **named) if own is None else own(*given, **named)
+        structure, flat = Tree.of(plain(result), f"what {kind.__name__} returns")
+        found.append(structure)
+        return flat
+
+    # Replace the method of the class, not of the object: torch calls it on its own proxy of the model.
+    names = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    model.__class__ = type(kind.__name__, (kind,), names)
+    try:
+        yield found
+    finally:
+        model.__class__ = kind
+        if own is not None:
+            model.forward = own
 
 
 @contextmanager
@@ -113,19 +147,21 @@ def _silence_torch() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _check_example(model: nn.Module, inputs: Sequence[Tensor]) -> None:
+def _check_example(model: nn.Module, tree: Tree, inputs: Sequence[Tensor]) -> None:
     """Raise ArgumentError if the model can't even run on its example."""
     if any(one.is_meta for one in model.parameters()):
         return
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model.eval()(*inputs)  # so that running statistics stay as they are
+            given, named = arguments(tree.build(inputs))
+            model.eval()(*given, **named)  # so that running statistics stay as they are
     except Exception as error:  # the user's module may raise any error
-        given = ", ".join(str(tuple(one.shape)) for one in inputs)
+        shapes = ", ".join(str(tuple(one.shape)) for one in inputs)
         raise ArgumentError(
-            f"{type(model).__name__} can't run on its example inputs of {given}{_blame(error)}: "
+            f"{type(model).__name__} can't run on its example inputs of {shapes}{_blame(error)}: "
             f"{type(error).__name__}: {shorten(_first_line(error), 200)}",
-            "give as `example_inputs` the tensors that its `forward` takes, in their order, with a row for each sample",
+            "give as `example_inputs` the tensors that its `forward` takes, in their order or as a dict by name, with a"
+            " row for each sample",
             code="user_code",
         ) from error
 

@@ -16,11 +16,13 @@ from hpgo.base.messages import did_you_mean, safe_repr, shorten
 from hpgo.errors import ArgumentError
 from hpgo.runtime.cuts import LayerRecording, cut, look
 from hpgo.runtime.grouping import GRAINS, QUARTER
-from hpgo.runtime.losses import Reduction, reduction
+from hpgo.runtime.loader import collated
+from hpgo.runtime.losses import FlatLoss, Reduction, own_loss, reduction
 from hpgo.runtime.models import MODELS, built_in, has_quarters
 from hpgo.runtime.modules import Network
 from hpgo.runtime.passes import MAX_SEED
 from hpgo.runtime.stage_module import Value
+from hpgo.runtime.trees import Tree, plain
 from hpgo.runtime.user_functions import made_by
 
 if TYPE_CHECKING:
@@ -41,6 +43,12 @@ class Workload:
     the mean over the samples that it gets, or their sum. If samples count differently, `weight(targets)` returns the
     weight of each, and `loss` is the mean weighted by them.
 
+    Inputs, targets and outputs are tensors, or tuples, lists, dicts, dataclasses and other containers of PyTorch's
+    pytree, with None and other constants between the tensors. A tuple of inputs has the model's positional arguments,
+    and a dict its keyword arguments. Without `loss`, the model returns its own mean loss: as its only result, under the
+    name `loss`, or as the first of several. Without `example_targets`, `loss` and `weight` get the inputs in their
+    place, and data sets have inputs alone.
+
     >>> toy = Workload([nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)], torch.zeros(2, 4), torch.zeros(2, 2),
     ...                loss=nn.functional.mse_loss)
     >>> toy.layers
@@ -56,23 +64,28 @@ class Workload:
     def __init__(
         self,
         model: Network | nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
-        example_inputs: Tensor | Sequence[Tensor],
-        example_targets: Tensor | Sequence[Tensor],
-        loss: Callable[[Any, Any], Tensor],
+        example_inputs: Any,
+        example_targets: Any = None,
+        loss: Callable[[Any, Any], Tensor] | None = None,
         *,
         weight: Callable[[Any], Tensor] | None = None,
         name: str = "",
     ) -> None:
-        self.example_inputs = _tensors("example_inputs", example_inputs)
-        self.example_targets = _tensors("example_targets", example_targets)
-        if not callable(loss):
+        self.inputs, self.example_inputs = _read("example_inputs", example_inputs)
+        self.has_targets = example_targets is not None
+        """Whether targets are given apart from the inputs."""
+        self.targets, self.example_targets = self.inputs, self.example_inputs
+        if self.has_targets:
+            self.targets, self.example_targets = _read("example_targets", example_targets)
+        if loss is not None and not callable(loss):
             raise ArgumentError(
-                f"`loss` is {safe_repr(loss)}", "give a function of outputs and targets, such as `F.mse_loss`"
+                f"`loss` is {safe_repr(loss)}",
+                "give a function of outputs and targets, such as `F.mse_loss`, or None for a model's own loss",
             )
         if weight is not None and not callable(weight):
             raise ArgumentError(f"`weight` is {safe_repr(weight)}", "give a function of targets, or leave it out")
         check_is("`name`", name, str, "give text")
-        self.loss, self.weight, self.name = loss, weight, name
+        self.loss, self.weight, self.name = own_loss if loss is None else loss, weight, name
         self._loss_device: torch.device | None = None
         self.is_on_meta = False
         """Whether its weights are on the meta device, without values or memory."""
@@ -84,7 +97,12 @@ class Workload:
         # A stage runs some layers of the model, which the code that torch.compile made for the whole model can't.
         model = getattr(model, "_orig_mod", model)
         # Keep the graph of an exported model. Each unit of layers is another network of the same graph.
-        self._graph = _graph(model, self.example_inputs)
+        self._graph = _graph(model, self.inputs, self.example_inputs)
+        if self._graph is None and not (self.inputs.is_single or isinstance(model, Network)):
+            raise ArgumentError(
+                f"`example_inputs` are {self.inputs!r}, but the first of a list of modules takes one tensor",
+                "give one tensor, or a module that takes them all, or a hpgo.runtime.Network",
+            )
         self._take(_network(model) if self._graph is None else self._graph.network("op"), "op")
 
     def _take(self, network: Network, grain: str) -> None:
@@ -280,7 +298,7 @@ class Workload:
             if dtype not in self._graphs:
                 from hpgo.runtime.graph import exported  # its imports take a second to load
 
-                self._graphs[dtype] = exported(self._graph.model, self.example_inputs, dtype)
+                self._graphs[dtype] = exported(self._graph.model, self.inputs, self.example_inputs, dtype)
             network = self._graphs[dtype].network(self._grain)
             if network.layers != self.network.layers:
                 raise ArgumentError(
@@ -313,15 +331,32 @@ class Workload:
         """Whether the loss is a sum over samples; False until `reduction` has found out."""
         return bool(self._adds_up)
 
-    def weight_of(self, targets: Tensor | Sequence[Tensor]) -> Tensor:
+    @property
+    def flat_loss(self) -> FlatLoss:
+        """The loss as a function of flat tensors."""
+        if self._graph is not None:
+            return FlatLoss(self.loss, self._graph.outputs, self.targets)
+        # What the last layer returns is known once it has run, in any type of weights.
+        recordings = next(iter(self._looks.values()), None) or self.look(None)
+        several = len(self.network.outputs) > 1 or self.network.outputs[0] not in recordings
+        return FlatLoss(self.loss, None if several else recordings[self.network.outputs[0]].tree, self.targets)
+
+    def collated(self, samples: Sequence[Any]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the flat inputs and targets of samples, as tensors with a row for each sample.
+
+        Samples are pairs of inputs and targets, or inputs alone if the workload has no targets.
+        """
+        return collated(samples, self.inputs, self.targets if self.has_targets else None)
+
+    def weight_of(self, targets: Any) -> Tensor:
         """Return the weight of each sample, of the shape `(rows,)` in float64: 1 unless the workload has a `weight`.
 
         Raises ArgumentError if `weight` returns anything but one number per sample.
         """
-        given = _tensors("targets", targets)
+        given = _flat("targets", self.targets, targets)
         if self.weight is None:
             return torch.ones(len(given[0]), dtype=torch.float64, device=given[0].device)
-        weights = self.weight(given[0] if len(given) == 1 else given)
+        weights = self.weight(self.targets.build(given))
         if not isinstance(weights, torch.Tensor) or weights.shape != (len(given[0]),):
             shown = tuple(weights.shape) if isinstance(weights, torch.Tensor) else safe_repr(weights)
             raise ArgumentError(
@@ -341,7 +376,7 @@ class Workload:
         """
         given = tuple(one.to(device) for one in (self.example_targets if targets is None else targets))
         self._move_loss(device)
-        found = reduction(self.loss, None if self.weight is None else self.weight_of, outputs, given)
+        found = reduction(self.flat_loss, None if self.weight is None else self.weight_of, outputs, given)
         if found.kind == "sum" and (self.weight is not None or self._adds_up is False):
             raise ArgumentError(
                 "`loss` is the sum over the samples that it gets, but "
@@ -359,19 +394,31 @@ class Workload:
             self.loss.to(device)
             self._loss_device = device
 
-    def loss_of(self, outputs: Tensor | Sequence[Tensor], targets: Tensor | Sequence[Tensor]) -> Tensor:
+    def loss_of(self, outputs: Tensor | Sequence[Tensor], targets: Any) -> Tensor:
         """Return the sum over rows of each sample's weight times its loss.
 
-        So the losses of micro-batches add up, regardless of how a batch is split. Divided by the sum of the global
-        batch's weights, it is the mean loss. A `loss` that is a sum is returned unchanged. Floating targets are cast
-        like outputs. Raises ArgumentError if `loss` does not return one number.
+        `outputs` are the tensors that the last stage returns. The losses of micro-batches add up, regardless of how a
+        batch is split. Divided by the sum of the global batch's weights, it is the mean loss. A `loss` that is a sum is
+        returned unchanged. Floating targets are cast like outputs. Raises ArgumentError if `loss` does not return one
+        number.
         """
-        tensors, given = _tensors("outputs", outputs), _tensors("targets", targets)
+        tensors = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(check_list("`outputs`", outputs))
+        for one in tensors:
+            check_is("one of `outputs`", one, torch.Tensor, "give the tensors that the last stage returns")
+        if not tensors:
+            raise ArgumentError("`outputs` has no tensor", "give the tensors that the last stage returns")
+        given = _flat("targets", self.targets, targets)
         if self._adds_up is None:
             rows = len(given[0])
             self.reduction(
                 [
-                    Value("", by_row=len(one) == rows, has_gradient=True, shape=tuple(one.shape[1:]), dtype=one.dtype)
+                    Value(
+                        "",
+                        by_row=one.dim() > 0 and len(one) == rows,
+                        has_gradient=True,
+                        shape=tuple(one.shape[1:]),
+                        dtype=one.dtype,
+                    )
                     for one in tensors
                 ],
                 tensors[0].device,
@@ -383,7 +430,7 @@ class Workload:
         if total == 0:
             return sum((tensor.sum() * 0 for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
         self._move_loss(tensors[0].device)
-        mean = self.loss(tensors[0] if len(tensors) == 1 else tensors, cast[0] if len(cast) == 1 else cast)
+        mean = self.flat_loss(tensors, cast)
         if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
             shown = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else safe_repr(mean)
             raise ArgumentError(
@@ -405,13 +452,13 @@ def _is_folder(name: str) -> bool:
         return False
 
 
-def _graph(model: Any, inputs: Sequence[Tensor]) -> Graph | None:
+def _graph(model: Any, tree: Tree, inputs: Sequence[Tensor]) -> Graph | None:
     """Return the exported graph of a module; None for lists, networks and anything that is no module."""
     if not isinstance(model, nn.Module) or isinstance(model, (nn.Sequential, nn.ModuleList)):
         return None
     from hpgo.runtime.graph import exported  # its imports take a second to load
 
-    return exported(model, inputs)
+    return exported(model, tree, inputs)
 
 
 def _network(model: Any) -> Network:
@@ -424,11 +471,25 @@ def _network(model: Any) -> Network:
     )
 
 
-def _tensors(what: str, given: Any) -> tuple[Tensor, ...]:
-    found = (given,) if isinstance(given, torch.Tensor) else tuple(given) if isinstance(given, (list, tuple)) else ()
+def _read(what: str, given: Any) -> tuple[Tree, tuple[Tensor, ...]]:
+    """Return the structure of an example and its tensors. Raise ArgumentError unless each has a row for each sample."""
+    tree, tensors = Tree.of(plain(given), f"`{what}`")
+    return tree, _with_rows(what, given, tensors)
+
+
+def _flat(what: str, tree: Tree, given: Any) -> tuple[Tensor, ...]:
+    """Return the tensors of data: of a structure like the example's, or a sequence of flat tensors."""
+    is_flat = isinstance(given, (list, tuple)) and len(given) == tree.count
+    if is_flat and all(isinstance(one, torch.Tensor) for one in given):
+        return _with_rows(what, given, tuple(given))
+    return _with_rows(what, given, tree.flatten(f"`{what}`", plain(given)))
+
+
+def _with_rows(what: str, given: Any, found: tuple[Any, ...]) -> tuple[Tensor, ...]:
     if not found or not all(isinstance(one, torch.Tensor) and one.dim() for one in found):
         raise ArgumentError(
-            f"`{what}` is {safe_repr(given)}", "give a tensor with a row for each sample, or a tuple of them"
+            f"`{what}` is {safe_repr(given)}",
+            "give a tensor with a row for each sample, or a tuple or a dict of such tensors",
         )
     if len({len(one) for one in found}) > 1:
         raise ArgumentError(

@@ -207,6 +207,7 @@ mod tests {
                 activation_bytes,
                 saved_bytes: activation_bytes,
             }],
+            ..Layer::default()
         };
         Graph {
             batch_sizes: vec![1],

@@ -37,7 +37,11 @@ _KEYS = " ".join(
     (VERSION_KEY, "name source batch_size batch_sizes layers edges gpus_per_device tied_weights versions", *_TEXTS)
 )
 _LAYER_KEYS = " ".join(
-    ("id name repeat forward_s backward_s activation_bytes saved_bytes parameter_bytes stage spread", *_HALVES)
+    (
+        "id name repeat forward_s backward_s activation_bytes saved_bytes parameter_bytes frozen_bytes",
+        "stage spread",
+        *_HALVES,
+    )
 )
 UNPRICED = ("name", "source", *_TEXTS, "versions")
 """Keys that describe the origin of the numbers. Costs depend neither on them nor on the `spread` of a layer."""
@@ -204,6 +208,7 @@ def _layer(section: Section, sizes: int) -> Layer:
         section.whole("stage") if "stage" in section else None,
         **{key: _measured(section, key, sizes) for key in _HALVES if key in section},
         spread=section.number("spread") if "spread" in section else None,
+        frozen_bytes=_size(section, "frozen_bytes") if "frozen_bytes" in section else 0.0,
     )
     section.done()
     return layer
@@ -225,12 +230,12 @@ def _measured(section: Section, key: str, sizes: int) -> tuple[Any, ...]:
     return tuple(_in_base_units(section, key, value) if isinstance(value, str) else value for value in values)
 
 
-def _size(section: Section) -> float:
-    """Return `parameter_bytes` in bytes from a number or from text with a unit."""
-    value = section.get("parameter_bytes")
+def _size(section: Section, key: str = "parameter_bytes") -> float:
+    """Return the bytes under `key` from a number or from text with a unit."""
+    value = section.get(key)
     if isinstance(value, str):
-        return _in_base_units(section, "parameter_bytes", value)
-    return section.number("parameter_bytes")
+        return _in_base_units(section, key, value)
+    return section.number(key)
 
 
 def _in_base_units(section: Section, key: str, text: str) -> float:
@@ -282,6 +287,8 @@ def _layer_keys(layer: Layer) -> dict[str, object]:
         "activation_bytes": _bare(layer.activation_bytes),
         "parameter_bytes": layer.parameter_bytes,
     }
+    if layer.frozen_bytes:
+        keys["frozen_bytes"] = layer.frozen_bytes
     if layer.saved_bytes is not None:
         keys["saved_bytes"] = _bare(layer.saved_bytes)
     if layer.stage is not None:

@@ -160,14 +160,14 @@ def _layers(plan: Plan, found: Origin | None, places: dict[str, int]) -> dict[st
     for stage in plan.stages:
         speed = min(devices[device].speed for device in stage.devices)
         shared = stage.replicas if memory.shard_optimizer else 1
-        each = 1 + memory.gradients_per_weight + memory.optimizer_per_weight / shared
+        each = memory.gradients_per_weight + memory.optimizer_per_weight / shared
         for one in stage.layers:
             layer, at = layers[one], places[one]
             forward_s[at] = at_batch(sizes, layer.forward_s, stage.samples_per_replica) / speed
             again_s = forward_s[at] if plan.recompute else 0.0
             backward_s[at] = at_batch(sizes, layer.backward_s, stage.samples_per_replica) / speed + again_s
             kept = 0.0 if plan.recompute else _saved_activation_bytes(sizes, layer, stage) * stage.max_in_flight
-            held[at] = layer.parameter_bytes * each + kept
+            held[at] = layer.parameter_bytes + layer.trained_bytes * each + kept
     return {
         "names": [printable(layers[one].name or one) for one in ids],
         "forward_s": forward_s,

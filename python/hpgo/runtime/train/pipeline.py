@@ -248,8 +248,9 @@ class Pipeline(RankPipeline):
     def loader(self, dataset: Any, *, shuffle: bool = True, seed: int | None = None, workers: int = 0) -> Loader:
         """Return a loader that yields one global batch per step, of which it reads this rank's samples.
 
-        `dataset` has `len(dataset)` and pairs `dataset[i]` of inputs and targets. `module:function` is a function that
-        returns one. `workers` processes read ahead. Raises ArgumentError for a data set smaller than a global batch.
+        `dataset` has `len(dataset)` and pairs `dataset[i]` of inputs and targets, or inputs alone if the workload has
+        no targets. `module:function` is a function that returns one. `workers` processes read ahead. Raises
+        ArgumentError for a data set smaller than a global batch.
         """
         if isinstance(dataset, str):
             with torch.random.fork_rng(devices=[]):  # its random numbers must not affect the run
@@ -263,6 +264,7 @@ class Pipeline(RankPipeline):
             seed=self._options.seed if seed is None else seed,
             shuffle=shuffle,
             workers=workers,
+            collate=self.workload.collated,
         )
         if self._data_position is not None:
             self._loader.load_state_dict(self._data_position)
@@ -274,19 +276,22 @@ class Pipeline(RankPipeline):
         samples = self.samples
         return repeated(self.workload.example_inputs, samples), repeated(self.workload.example_targets, samples)
 
-    def step(self, inputs: Any, targets: Any) -> float:
+    def step(self, inputs: Any, targets: Any = None) -> float:
         """Train on one global batch, and return its mean loss (or the sum if the loss is a sum), equal on all ranks.
 
-        `inputs` and `targets` are a batch of `loader`, or tensors or tuples of tensors with the whole global batch.
+        `inputs` and `targets` are a batch of `loader`, or the whole global batch in the containers of the workload's
+        example. `targets` are None if the workload has none.
         Raises RunError if a layer raises, or another rank is lost. Raises Preempted, which ends the process with exit
         code 143, if the step before was the last one because of SIGTERM.
         """
         self._check_whole()
-        size = self.program.global_batch_size
+        size, work = self.program.global_batch_size, self.workload
+        if targets is None and not work.has_targets:
+            targets = inputs
         batch = Batch(
             step=self.steps,
-            inputs=as_share("inputs", inputs, size, self.device if self._reads_inputs else None),
-            targets=as_share("targets", targets, size, self.device if self._reads_targets else None),
+            inputs=as_share("inputs", inputs, work.inputs, size, self.device if self._reads_inputs else None),
+            targets=as_share("targets", targets, work.targets, size, self.device if self._reads_targets else None),
             scale=1.0,
             loss=torch.zeros((), dtype=torch.float64, device=self.device),
         )

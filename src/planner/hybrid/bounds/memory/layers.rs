@@ -38,11 +38,14 @@ impl Conditions<'_> {
         let conditions =
             || min_sizes.iter().flat_map(|&min_bytes| bounds::EPSILONS.map(|epsilon| (min_bytes, epsilon)));
         let mut sums = vec![0.0; min_sizes.len() * bounds::EPSILONS.len()];
-        for (layer, &parameter_bytes) in model.layer_parameter_bytes.iter().enumerate() {
+        for (layer, (&trained_bytes, &frozen_bytes)) in
+            model.layer_parameter_bytes.iter().zip(&model.layer_frozen_bytes).enumerate()
+        {
             let mut min_counts = vec![f64::INFINITY; sums.len()];
             for &(min_replicas, max_replicas, totals_index) in &self.replica_ranges {
                 // Leave out receive and send buffers, since they depend on the cuts. The result is a lower bound.
-                let weights_bytes = parameter_bytes * self.bytes_per_weight_byte(max_replicas) * (1.0 - ROUNDING);
+                let weights_bytes =
+                    (trained_bytes * self.bytes_per_weight_byte(max_replicas) + frozen_bytes) * (1.0 - ROUNDING);
                 let saved_bytes =
                     in_flight * self.task.totals[totals_index].layer_saved_bytes[layer] * (1.0 - ROUNDING);
                 let held_bytes = weights_bytes + saved_bytes;

@@ -56,8 +56,9 @@ impl Ends<'_> {
     pub(super) fn held_bytes(&self, of_weight: f64, of_saved: f64, totals: &Totals) -> (Vec<f64>, Vec<f64>) {
         match self {
             Self::Cuts(model) => {
-                let below = model.parameter_bytes.iter().zip(&totals.saved_bytes);
-                let held: Vec<f64> = below.map(|(weights, saved)| of_weight * weights + of_saved * saved).collect();
+                let below = model.parameter_bytes.iter().zip(&model.frozen_bytes).zip(&totals.saved_bytes);
+                let held: Vec<f64> =
+                    below.map(|((trained, frozen), saved)| of_weight * trained + frozen + of_saved * saved).collect();
                 (held.clone(), held)
             }
             Self::Slices(slices) => slices.held_bytes(of_weight, of_saved, totals),
