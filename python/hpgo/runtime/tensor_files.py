@@ -67,7 +67,9 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
     ...         print(sorted(file), file.shape("a"), file.read("b"))
     ['a', 'b'] (2, 3) tensor(7)
     """
-    header, end = {}, 0
+    # Transformers reads only files that name the library whose tensors they hold.
+    header: dict[str, dict[str, Any]] = {"__metadata__": {"format": "pt"}}
+    end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
             raise RunError(

@@ -78,7 +78,7 @@ class Saver:
         self.finish()
         if steps == self._done:
             return
-        facts = {"steps": steps, "loader": loader, **state.facts()}
+        facts = {"steps": steps, "loader": loader, **state.facts(), **state.model_facts()}
         failure = None
         content: tuple[dict[str, torch.Tensor], dict[str, Any]] = {}, {}
         # Copy now, because the next step changes the tensors. An error is passed to the thread, so that all ranks learn
