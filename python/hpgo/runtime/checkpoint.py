@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,6 +58,11 @@ class Checkpoint:
         """Number of steps done before the checkpoint was written."""
         return int(self.facts["steps"])
 
+    def expected(self, key: str) -> int | None:
+        """Return the checksum with which a tensor was saved; None in checkpoints of earlier versions."""
+        found: int | None = self.facts.get("checksums", {}).get(key)
+        return found
+
 
 def whole_ones(folder: Path) -> tuple[list[Checkpoint], list[RunError]]:
     """Return the complete checkpoints in a folder, oldest first, and what is wrong with incomplete ones."""
@@ -95,6 +101,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         ("steps", type(steps) is int and steps >= 0, "must be a number of steps"),
         ("steps", f"step-{steps}" == path.name, f"the folder is `{path.name}`"),
         *((key, isinstance(facts[key], dict), "must be an object") for key in ("files", "values", "tensors")),
+        ("checksums", _are_checksums(facts.get("checksums", {})), "must map names to numbers"),
         ("layers", isinstance(facts["layers"], list), "must be a list"),
     ):
         if not is_right:
@@ -113,7 +120,24 @@ def read_checkpoint(path: Path) -> Checkpoint:
             raise _damaged(
                 f"`{path / name}` has {found_bytes} bytes, but `files` of `{INDEX}` states {safe_repr(size_bytes)}"
             )
+    # Checkpoints of earlier versions have no checksum.
+    if "checksum" in facts and facts["checksum"] != index_checksum(facts):
+        raise _damaged(f"`{file}` is damaged: `checksum` doesn't fit its other fields")
     return Checkpoint(path, facts)
+
+
+def index_checksum(facts: Mapping[str, Any]) -> int:
+    """Return the checksum of the fields of an index, without the field that holds it.
+
+    >>> index_checksum({"steps": 3, "checksum": 0}) == index_checksum({"steps": 3})
+    True
+    """
+    rest = {key: value for key, value in facts.items() if key != "checksum"}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+
+
+def _are_checksums(value: object) -> bool:
+    return isinstance(value, dict) and all(type(one) is int for one in value.values())
 
 
 def _damaged(message: str) -> RunError:
@@ -293,36 +317,42 @@ class RankState:
                 for layer, named in part.by_layer().items()
                 for name, tensor in named.items()
             ]
+
+            def read(key: str) -> torch.Tensor:
+                return file_of(key).read(key, expected=source.expected(key))
+
+            # Read and check everything before the first copy, so that a checkpoint that does not fit, or is damaged,
+            # leaves the state unchanged. Keeping what was read would take the memory of the weights twice.
             for key, tensor in wanted:
                 self._check_kind(path, key, file_of(key), tensor)
-            # Read and check everything before the first copy, so that a checkpoint that does not fit leaves the state
-            # unchanged.
-            states = self._states(facts, file_of)
+                read(key)
+            states = self._states(facts, read)
+            others = {name: read(f"{_OTHER}{name}") for name in self.others if f"{_OTHER}{name}" in facts["tensors"]}
+            mine = f"rng.{self._rank}"
+            # Under another plan, each rank runs other passes, so the saved generator states have no meaning there.
+            generators = [one for one in (mine, f"{mine}.cuda") if one in facts["tensors"]]
+            generator_states = {one: read(one) for one in generators if facts["plan"] == self._plan}
             for key, tensor in wanted:
                 tensor.detach().copy_(file_of(key).read(key))
-            self._load_others(facts["tensors"], file_of)
+            self._put_others(others)
             if self._optimizer is not None:
                 self._optimizer.state.update(states)
-            key = f"rng.{self._rank}"
-            # Under another plan, each rank runs other passes, so the saved generator states have no meaning there.
-            if facts["plan"] == self._plan and key in facts["tensors"]:
-                torch.set_rng_state(file_of(key).read(key))
-                if torch.cuda.is_initialized() and f"{key}.cuda" in facts["tensors"]:
-                    torch.cuda.set_rng_state(file_of(f"{key}.cuda").read(f"{key}.cuda"))
+            if mine in generator_states:
+                torch.set_rng_state(generator_states[mine])
+                if torch.cuda.is_initialized() and f"{mine}.cuda" in generator_states:
+                    torch.cuda.set_rng_state(generator_states[f"{mine}.cuda"])
 
-    def _load_others(self, saved: Mapping[str, str], file_of: Callable[[str], TensorFile]) -> None:
-        """Load tensors that no layer trains. They differ from the workload's if the run began with other weights.
+    def _put_others(self, others: Mapping[str, torch.Tensor]) -> None:
+        """Put saved tensors that no layer trains in the place of the workload's, wherever this rank holds them.
 
-        Checkpoints of earlier versions lack them.
+        They differ if the run began with other weights.
         """
-        for name in self.others:
-            if f"{_OTHER}{name}" in saved:
-                self.others[name] = file_of(f"{_OTHER}{name}").read(f"{_OTHER}{name}")
+        self.others |= others
         for part in self._parts.values():
             for held, tensor in part.tensors().items():
                 for name in self.names.of.get(held, ()):
-                    if name in self.others:
-                        tensor.detach().copy_(self.others[name])
+                    if name in others:
+                        tensor.detach().copy_(others[name])
 
     def _check_facts(self, source: Checkpoint) -> None:
         saved, mine, path = source.facts, self.facts(), source.path
@@ -338,7 +368,7 @@ class RankState:
                 )
 
     def _states(
-        self, facts: dict[str, Any], file_of: Callable[[str], TensorFile]
+        self, facts: dict[str, Any], read: Callable[[str], torch.Tensor]
     ) -> dict[torch.nn.Parameter, dict[str, Any]]:
         """Return the saved optimizer state of each parameter that this rank updates.
 
@@ -366,7 +396,7 @@ class RankState:
                     if key in facts["values"]:
                         state[short] = facts["values"][key]
                         continue
-                    tensor = file_of(key).read(key)
+                    tensor = read(key)
                     state[short] = tensor if short == "step" and stays[id(copy)] else tensor.to(copy.device)
                 if state:
                     found[copy] = state
@@ -411,7 +441,7 @@ def load(source: Checkpoint, state: RankState) -> None:
     try:
         state.load(source)
     except HpgoError as error:
-        failure = error.message, error.hint
+        failure = error.message, error.hint, error.code
     for rank, failed in enumerate(gather_at("the loading of a checkpoint", failure)):
         if failed is not None:
-            raise RunError(f"rank {rank}: {failed[0]}", failed[1])
+            raise RunError(f"rank {rank}: {failed[0]}", failed[1], code=failed[2])

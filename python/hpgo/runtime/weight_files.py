@@ -67,6 +67,8 @@ class WeightFiles(Mapping[str, "Tensor"]):
         self._files: dict[Path, TensorFile] = {}
         self._places: dict[str, tuple[Path, str]] = {}
         """File of each tensor and its name there."""
+        self._checksums: dict[str, int] = {}
+        """Checksum with which each tensor of a run's checkpoint was saved, by its name there."""
         self._dcp: dict[str, Any] = {}
         """Shape and type of each tensor of a checkpoint of torch."""
         if not is_folder(self.path):
@@ -114,7 +116,7 @@ class WeightFiles(Mapping[str, "Tensor"]):
                 "resume the run and save again",
                 code="missing",
             )
-        self.config = facts.get("config")
+        self.config, self._checksums = facts.get("config"), facts.get("checksums", {})
         for key, names in facts["names"].items():
             for name in names:
                 self._places.setdefault(name, (source.path / facts["tensors"][key], key))
@@ -147,7 +149,7 @@ class WeightFiles(Mapping[str, "Tensor"]):
                 load(found, storage_reader=FileSystemReader(self.path), no_dist=True)
             return found[name]
         path, key = self._places[name]
-        return self._file(path).read(key)
+        return self._file(path).read(key, expected=self._checksums.get(key))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor without reading it."""
