@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import effort
 import pytest
 import warm_ranks
 
@@ -18,7 +20,8 @@ from checkpoint_ranks import adamw  # noqa: E402 -- it needs torch
 from refusals import refused  # noqa: E402
 from test_runtime import alone, put  # noqa: E402
 
-from hpgo.runtime import Loader, Pipeline, Workload  # noqa: E402
+from hpgo.runtime import Loader, Pipeline, Workload, read_weights  # noqa: E402
+from hpgo.runtime.checkpoint import read_checkpoint  # noqa: E402
 from hpgo.runtime.tensor_files import TensorFile  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
@@ -245,3 +248,98 @@ def test_tensors_that_no_file_holds_are_refused_before_memory_is_taken(entry: An
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with refused(hpgo.errors.RunError, "damaged_file"):
         TensorFile(path)
+
+
+def test_any_flipped_bit_of_a_tensor_is_found_before_a_weight_changes(tmp_path: Path) -> None:
+    train(2, folder=tmp_path)
+    file = tmp_path / "step-2/rank-0.safetensors"
+    whole = file.read_bytes()
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    chance = random.Random(0)
+    with Pipeline(alone(), noisy(), optimizer=adamw) as pipeline:
+        before = [weight.copies[0].detach().clone() for weight in pipeline.weights]
+        for at in (begin, len(whole) - 1, *(chance.randrange(begin, len(whole)) for _ in range(effort.examples(60)))):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << chance.randrange(8)
+            file.write_bytes(damaged)
+            with refused(hpgo.errors.RunError, "damaged_file", file):
+                pipeline.resume(tmp_path)
+            assert not pipeline.optimizer.state
+            assert all(torch.equal(a, b.copies[0]) for a, b in zip(before, pipeline.weights, strict=True))
+        with refused(hpgo.errors.RunError, "damaged_file", file):
+            read_weights(_flipped(tmp_path, file, whole, "layer.0.weight"))
+        file.write_bytes(whole)
+        assert pipeline.resume(tmp_path)
+
+
+def _flipped(folder: Path, file: Path, whole: bytes, name: str) -> Path:
+    """Flip the lowest bit of a tensor's last byte, and return the folder."""
+    length = int.from_bytes(whole[:8], "little")
+    end = json.loads(whole[8 : 8 + length])[name]["data_offsets"][1]
+    damaged = bytearray(whole)
+    damaged[8 + length + end - 1] ^= 1
+    file.write_bytes(damaged)
+    return folder
+
+
+def test_any_flipped_bit_of_an_index_is_found(tmp_path: Path) -> None:
+    train(2, folder=tmp_path)
+    file = tmp_path / "step-2/checkpoint.json"
+    whole = file.read_bytes()
+    facts = read_checkpoint(file.parent).facts
+    chance = random.Random(0)
+    for _ in range(effort.examples(600)):
+        at, damaged = chance.randrange(len(whole)), bytearray(whole)
+        damaged[at] ^= 1 << chance.randrange(8)
+        file.write_bytes(damaged)
+        # White space between fields may turn into other white space.
+        if damaged[at : at + 1].isspace() and whole[at : at + 1].isspace():
+            assert read_checkpoint(file.parent).facts == facts
+        else:
+            with refused(hpgo.errors.RunError, "damaged_file", file.parent):
+                read_checkpoint(file.parent)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"steps": "2"}, ("steps", "2")),
+        ({"steps": 3}, ("steps", "step-2")),
+        ({"version": 9}, ("version", "9")),
+        ({"files": []}, ("files", "a list")),
+        ({"files": {"rank-0.safetensors": 5}}, ("rank-0.safetensors", "5")),
+        ({"files": {"rank-1.safetensors": 5}, "tensors": {}}, ("rank-1.safetensors",)),
+        ({"tensors": {"layer.0.weight": "rank-7.safetensors"}}, ("tensors.layer.0.weight", "rank-7.safetensors")),
+        ({"checksums": {"layer.0.weight": "x"}}, ("checksums",)),
+        ({"layers": None}, ("layers",)),
+        ({"seed": ...}, ("seed",)),
+        ({"seed": 7}, ("checksum",)),
+    ],
+    ids=repr,
+)
+def test_a_damaged_index_is_refused_by_file_and_field(
+    change: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    train(2, folder=tmp_path)
+    file = tmp_path / "step-2/checkpoint.json"
+    facts = {key: value for key, value in (json.loads(file.read_text()) | change).items() if value is not ...}
+    file.write_text(json.dumps(facts))
+    with (
+        Pipeline(alone(), noisy(), optimizer=adamw) as pipeline,
+        refused(hpgo.errors.RunError, "damaged_file", "step-2", *words),
+    ):
+        pipeline.resume(tmp_path)
+
+
+def test_checkpoints_without_checksums_are_read(tmp_path: Path) -> None:
+    """Earlier versions wrote none."""
+    train(2, folder=tmp_path)
+    file = tmp_path / "step-2/checkpoint.json"
+    facts = json.loads(file.read_text())
+    for key in ("checksum", "checksums", "names", "config"):
+        del facts[key]
+    file.write_text(json.dumps(facts))
+    with Pipeline(alone(), noisy(), optimizer=adamw) as pipeline:
+        assert pipeline.resume(tmp_path)
+    with refused(hpgo.errors.RunError, "missing", file.parent):
+        read_weights(tmp_path)

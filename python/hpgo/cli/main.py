@@ -38,6 +38,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Run": {
         "run": ("hpgo.cli.run", "Train a model under a plan, on processes started here or as one rank."),
+        "weights": ("hpgo.cli.weights", "Write trained weights under the names of your model."),
         "emulate": ("hpgo.cli.emulate", "Run a plan without a model: processes sleep and send messages."),
         "infer": ("hpgo.cli.infer", "Stream batches through a model that is split over hosts."),
         "launch": ("hpgo.cli.launch", "Start the processes of a plan: here, SLURM, Kubeflow, Ray, torchrun, ssh."),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hpgo.runtime.runnable import Runnable
 
 _SECTIONS = {
-    "Model and data": "workload data optimizer clip_norm seed dtype autocast steps",
+    "Model and data": "workload weights data optimizer clip_norm seed dtype autocast steps",
     "Processes": "device backend shared_memory timeout_s heartbeat_timeout_s grace_s elastic",
     "Checkpoints": "checkpoint every keep resume",
     "Output": "timeline losses find_nan as_json",
@@ -43,6 +43,12 @@ class RunOptions(ModelOptions):
         "--clip-norm", type=float, metavar="NORM", help="Scale gradients down to this norm if their norm is larger."
     )
     steps: int = steps_option(20)
+    weights: str | None = option(
+        "--weights",
+        type=FILE,
+        metavar="FILE|FOLDER",
+        help="Initial weights under the model's names: safetensors, a Hugging Face folder, or a checkpoint.",
+    )
     backend: str = option(
         "--backend",
         type=click.Choice(["hpgo", "torch"]),
@@ -158,6 +164,7 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
         options.workload,
         optimizer=optimizer_of(options.optimizer),
         clip_norm=options.clip_norm,
+        weights=options.weights,
         backend=options.backend,  # type: ignore[arg-type]  # one of its choices
         tell=warn,
         **options.of_pipeline(),

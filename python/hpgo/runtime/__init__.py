@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from hpgo.runtime.stage_module import StageModule as StageModule
     from hpgo.runtime.stage_module import Value as Value
     from hpgo.runtime.train.pipeline import Pipeline as Pipeline
+    from hpgo.runtime.weight_files import WeightFiles as WeightFiles
+    from hpgo.runtime.weight_files import read_weights as read_weights
+    from hpgo.runtime.weight_files import write_dcp as write_dcp
+    from hpgo.runtime.weight_files import write_weights as write_weights
     from hpgo.runtime.workload import Workload as Workload
     from hpgo.timing.flow import Flow as Flow
 
@@ -45,11 +49,15 @@ _PUBLIC: dict[str, str] = {
     "Preempted": "hpgo.runtime.preemption",
     "Share": "hpgo.runtime.loader",
     "Value": "hpgo.runtime.stage_module",
+    "WeightFiles": "hpgo.runtime.weight_files",
     "Workload": "hpgo.runtime.workload",
     "measure": "hpgo.runtime.profiling",
     "measure_links": "hpgo.runtime.links",
     "measure_node": "hpgo.runtime.node_measurement",
     "profile": "hpgo.runtime.profiling",
+    "read_weights": "hpgo.runtime.weight_files",
+    "write_dcp": "hpgo.runtime.weight_files",
+    "write_weights": "hpgo.runtime.weight_files",
 }
 
 __all__ = list(_PUBLIC)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +19,7 @@ import torch.distributed as dist
 
 from hpgo.base.documents import read_text
 from hpgo.base.files import MAX_BYTES_OF_RUNS, as_path, refused
-from hpgo.base.messages import shorten
+from hpgo.base.messages import safe_repr, shorten
 from hpgo.errors import HpgoError, RunError
 from hpgo.runtime.rendezvous import together
 from hpgo.runtime.tensor_files import TensorFile
@@ -31,12 +33,15 @@ if TYPE_CHECKING:
     from hpgo.runtime.stage_module import StageModule
     from hpgo.runtime.train.gradients import Weight
     from hpgo.runtime.train.optimizer import ShardedOptimizer
+    from hpgo.runtime.weight_names import WeightNames
     from hpgo.runtime.workload import Workload
 
 
 INDEX = "checkpoint.json"
 FORMAT, VERSION = "hpgo.checkpoint", 1
 _KEYS = {"steps", "loader", "plan", "seed", "global_batch_size", "optimizer", "layers", "files", "values", "tensors"}
+_OTHER = "model."
+"""Prefix in checkpoints of the names of tensors that no layer trains."""
 _ANOTHER = "resume with the workload and the options of the run that saved it"
 
 
@@ -53,34 +58,90 @@ class Checkpoint:
         """Number of steps done before the checkpoint was written."""
         return int(self.facts["steps"])
 
+    def expected(self, key: str) -> int | None:
+        """Return the checksum with which a tensor was saved; None in checkpoints of earlier versions."""
+        found: int | None = self.facts.get("checksums", {}).get(key)
+        return found
 
-def whole_ones(folder: Path) -> tuple[list[Checkpoint], list[Path]]:
-    """Return the complete checkpoints in a folder, oldest first, and the paths of incomplete ones."""
+
+def whole_ones(folder: Path) -> tuple[list[Checkpoint], list[RunError]]:
+    """Return the complete checkpoints in a folder, oldest first, and what is wrong with incomplete ones."""
     found: list[Checkpoint] = []
-    torn: list[Path] = []
+    torn: list[tuple[Path, RunError]] = []
     for path in folder.glob("step-*") if folder.is_dir() else ():
         if path.name[5:].isdecimal():
-            facts = _facts(path)
-            if facts is None:
-                torn.append(path)
-            else:
-                found.append(Checkpoint(path, facts))
-    return sorted(found, key=lambda one: one.steps), sorted(torn)
+            try:
+                found.append(read_checkpoint(path))
+            except RunError as error:
+                torn.append((path, error))
+    return sorted(found, key=lambda one: one.steps), [error for _, error in sorted(torn, key=lambda one: one[0])]
 
 
-def _facts(path: Path) -> dict[str, Any] | None:
-    """Return the content of a checkpoint's index, or None unless all the files that it lists have their full size."""
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Return the checkpoint in the folder `path`, without reading its tensors.
+
+    Raises RunError, naming file and field, if its index is damaged, or if one of the files that it lists is missing or
+    doesn't have its full size.
+    """
+    file = path / INDEX
     try:
-        facts = json.loads(read_text(path / INDEX, RunError, maximum=MAX_BYTES_OF_RUNS))
-        if facts["format"] != FORMAT or facts["version"] != VERSION or f"step-{facts['steps']}" != path.name:
-            return None
-        if type(facts["steps"]) is not int or not facts.keys() >= _KEYS:
-            return None
-        if any((path / name).stat().st_size != size_bytes for name, size_bytes in facts["files"].items()):
-            return None
-    except (HpgoError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return dict(facts)
+        facts = json.loads(read_text(file, RunError, maximum=MAX_BYTES_OF_RUNS))
+    except HpgoError as error:
+        raise _damaged(error.message) from None
+    except (ValueError, RecursionError) as error:
+        raise _damaged(f"`{file}` is no JSON: {shorten(str(error))}") from None
+    if not isinstance(facts, dict):
+        raise _damaged(f"`{file}` is no JSON object")
+    if missing := [key for key in ("format", "version", *sorted(_KEYS)) if key not in facts]:
+        raise _damaged(f"`{file}` lacks `{missing[0]}`")
+    steps = facts["steps"]
+    for key, is_right, rule in (
+        ("format", facts["format"] == FORMAT, f"must be `{FORMAT}`"),
+        ("version", facts["version"] == VERSION, f"this version of hpgo reads {VERSION}"),
+        ("steps", type(steps) is int and steps >= 0, "must be a number of steps"),
+        ("steps", f"step-{steps}" == path.name, f"the folder is `{path.name}`"),
+        *((key, isinstance(facts[key], dict), "must be an object") for key in ("files", "values", "tensors")),
+        ("checksums", _are_checksums(facts.get("checksums", {})), "must map names to numbers"),
+        ("layers", isinstance(facts["layers"], list), "must be a list"),
+    ):
+        if not is_right:
+            raise _damaged(f"`{key}` of `{file}` is {shorten(safe_repr(facts[key]))}, but {rule}")
+    for key, name in facts["tensors"].items():
+        if not isinstance(name, str) or name not in facts["files"]:
+            raise _damaged(
+                f"`tensors.{shorten(key)}` of `{file}` is {shorten(safe_repr(name))}, but `files` has no such file"
+            )
+    for name, size_bytes in facts["files"].items():
+        try:
+            found_bytes = (path / name).stat().st_size
+        except (OSError, ValueError):
+            raise _damaged(f"`{file}` lists `{shorten(name)}`, which is missing") from None
+        if found_bytes != size_bytes:
+            raise _damaged(
+                f"`{path / name}` has {found_bytes} bytes, but `files` of `{INDEX}` states {safe_repr(size_bytes)}"
+            )
+    # Checkpoints of earlier versions have no checksum.
+    if "checksum" in facts and facts["checksum"] != index_checksum(facts):
+        raise _damaged(f"`{file}` is damaged: `checksum` doesn't fit its other fields")
+    return Checkpoint(path, facts)
+
+
+def index_checksum(facts: Mapping[str, Any]) -> int:
+    """Return the checksum of the fields of an index, without the field that holds it.
+
+    >>> index_checksum({"steps": 3, "checksum": 0}) == index_checksum({"steps": 3})
+    True
+    """
+    rest = {key: value for key, value in facts.items() if key != "checksum"}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+
+
+def _are_checksums(value: object) -> bool:
+    return isinstance(value, dict) and all(type(one) is int for one in value.values())
+
+
+def _damaged(message: str) -> RunError:
+    return RunError(message, "use another checkpoint", code="damaged_file")
 
 
 def latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
@@ -98,13 +159,11 @@ def latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     # A shared file system may show files to ranks at different times. Ranks that resumed from different steps would
     # train a mixed model without an error, so compare first.
     mine = found[-1].steps if found else None
-    everyone = gather_at("the search for a checkpoint", (mine, not found and torn))
+    everyone = gather_at("the search for a checkpoint", (mine, not found and [error.message for error in torn]))
     first, damaged = everyone[0]
     if damaged:
         raise RunError(
-            f"`{damaged[-1]}` is damaged or has another version, and the folder has no other checkpoint",
-            "name another folder",
-            code="damaged_file",
+            f"{damaged[-1]}, and the folder has no other checkpoint", "name another folder", code="damaged_file"
         )
     for rank, (steps, _) in enumerate(everyone):
         if steps != first:
@@ -141,11 +200,13 @@ class RankState:
         weights: list[Weight],
         stepper: ShardedOptimizer | None,
         seed: int | None,
+        dtype: torch.dtype | None,
     ) -> None:
-        """Name the tensors of this rank.
+        """Name the tensors of this rank, whose weights have the type `dtype`, or that of the workload.
 
         Without a `seed`, as for inference, `load` reads only what layers hold, from any run.
         """
+        self._workload, self._dtype = workload, dtype
         self._program, self._parts, self._layers, self._seed = program, parts, workload.layers, seed
         self._stepped = [] if stepper is None else stepper.stepped
         self._optimizer = None if stepper is None else stepper.optimizer
@@ -163,6 +224,16 @@ class RankState:
         self._names = {id(weight): tied.get(weight.name, weight.name) for weight in weights}
         self._plan = hashlib.sha256(program.to_json().encode()).hexdigest()
 
+    @cached_property
+    def names(self) -> WeightNames:
+        """Names of the tensors in the model."""
+        return self._workload.weight_names(self._dtype)
+
+    @cached_property
+    def others(self) -> dict[str, torch.Tensor]:
+        """Tensors of the model that no layer trains, by their names in the model. Rank 0 saves them."""
+        return {name: tensor.detach() for name, tensor in self.names.others.items()}
+
     def facts(self) -> dict[str, Any]:
         """Return the properties of the run that a checkpoint stores and that a resumed run is compared with."""
         return {
@@ -172,6 +243,15 @@ class RankState:
             "optimizer": None if self._optimizer is None else type(self._optimizer).__name__,
             "layers": list(self._layers),
         }
+
+    def model_facts(self) -> dict[str, Any]:
+        """Return the names of all saved weights in the model, by their names in checkpoints, and its `config.json`."""
+        names = {
+            f"layer.{layer}.{name}": list(found)
+            for (layer, name), found in self.names.of.items()
+            if not self.names.others.keys() & found
+        }
+        return {"names": names | {f"{_OTHER}{name}": [name] for name in self.others}, "config": self._workload.config}
 
     def collect(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return CPU copies of the tensors that this rank writes, and the optimizer state that is no tensor.
@@ -208,6 +288,8 @@ class RankState:
                         " tensors, numbers and text",
                         "use an optimizer that keeps tensors, numbers and text",
                     )
+        if self._rank == 0:
+            tensors |= {f"{_OTHER}{name}": _copy(tensor) for name, tensor in self.others.items()}
         if self._parts:
             tensors[f"rng.{self._rank}"] = torch.get_rng_state()
             if torch.cuda.is_initialized():
@@ -224,7 +306,7 @@ class RankState:
             def file_of(key: str) -> TensorFile:
                 name = facts["tensors"].get(key)
                 if name is None:
-                    raise RunError(f"`{path}` lacks `{shorten(key)}`", _ANOTHER, code="missing")
+                    raise RunError(f"`{path}` lacks `{shorten(key)}`{self._in_model(key)}", _ANOTHER, code="missing")
                 if name not in files:
                     files[name] = opened.enter_context(TensorFile(path / name))
                 return files[name]
@@ -235,21 +317,42 @@ class RankState:
                 for layer, named in part.by_layer().items()
                 for name, tensor in named.items()
             ]
+
+            def read(key: str) -> torch.Tensor:
+                return file_of(key).read(key, expected=source.expected(key))
+
+            # Read and check everything before the first copy, so that a checkpoint that does not fit, or is damaged,
+            # leaves the state unchanged. Keeping what was read would take the memory of the weights twice.
             for key, tensor in wanted:
-                _check_kind(path, key, file_of(key), tensor)
-            # Read and check everything before the first copy, so that a checkpoint that does not fit leaves the state
-            # unchanged.
-            states = self._states(facts, file_of)
+                self._check_kind(path, key, file_of(key), tensor)
+                read(key)
+            states = self._states(facts, read)
+            others = {name: read(f"{_OTHER}{name}") for name in self.others if f"{_OTHER}{name}" in facts["tensors"]}
+            mine = f"rng.{self._rank}"
+            # Under another plan, each rank runs other passes, so the saved generator states have no meaning there.
+            generators = [one for one in (mine, f"{mine}.cuda") if one in facts["tensors"]]
+            generator_states = {one: read(one) for one in generators if facts["plan"] == self._plan}
             for key, tensor in wanted:
                 tensor.detach().copy_(file_of(key).read(key))
+            self._put_others(others)
             if self._optimizer is not None:
                 self._optimizer.state.update(states)
-            key = f"rng.{self._rank}"
-            # Under another plan, each rank runs other passes, so the saved generator states have no meaning there.
-            if facts["plan"] == self._plan and key in facts["tensors"]:
-                torch.set_rng_state(file_of(key).read(key))
-                if torch.cuda.is_initialized() and f"{key}.cuda" in facts["tensors"]:
-                    torch.cuda.set_rng_state(file_of(f"{key}.cuda").read(f"{key}.cuda"))
+            if mine in generator_states:
+                torch.set_rng_state(generator_states[mine])
+                if torch.cuda.is_initialized() and f"{mine}.cuda" in generator_states:
+                    torch.cuda.set_rng_state(generator_states[f"{mine}.cuda"])
+
+    def _put_others(self, others: Mapping[str, torch.Tensor]) -> None:
+        """Put saved tensors that no layer trains in the place of the workload's, wherever this rank holds them.
+
+        They differ if the run began with other weights.
+        """
+        self.others |= others
+        for part in self._parts.values():
+            for held, tensor in part.tensors().items():
+                for name in self.names.of.get(held, ()):
+                    if name in others:
+                        tensor.detach().copy_(others[name])
 
     def _check_facts(self, source: Checkpoint) -> None:
         saved, mine, path = source.facts, self.facts(), source.path
@@ -265,7 +368,7 @@ class RankState:
                 )
 
     def _states(
-        self, facts: dict[str, Any], file_of: Callable[[str], TensorFile]
+        self, facts: dict[str, Any], read: Callable[[str], torch.Tensor]
     ) -> dict[torch.nn.Parameter, dict[str, Any]]:
         """Return the saved optimizer state of each parameter that this rank updates.
 
@@ -293,34 +396,43 @@ class RankState:
                     if key in facts["values"]:
                         state[short] = facts["values"][key]
                         continue
-                    tensor = file_of(key).read(key)
+                    tensor = read(key)
                     state[short] = tensor if short == "step" and stays[id(copy)] else tensor.to(copy.device)
                 if state:
                     found[copy] = state
         return found
 
+    def _in_model(self, key: str) -> str:
+        """Return words with the name in the model of a tensor; empty if its name in checkpoints shows it."""
+        short = key.removeprefix("layer.").removeprefix("opt.")
+        for (layer, name), found in self.names.of.items():
+            if found and f"{short}.".startswith(f"{layer}.{name}."):
+                return "" if f"{layer}.{name}" in found else f"; in the model, it is `{shorten(found[0])}`"
+        return ""
+
+    def _check_kind(self, path: Path, key: str, file: TensorFile, tensor: torch.Tensor) -> None:
+        """Raise RunError unless a saved tensor has the type and shape of `tensor`.
+
+        Torch's `copy_` would convert types silently.
+        """
+        if file.dtype(key) != tensor.dtype:
+            raise RunError(
+                f"`{path}` holds `{shorten(key)}` in {file.dtype(key)}, but this run has it in {tensor.dtype}"
+                f"{self._in_model(key)}",
+                "resume with the `dtype` of the run that saved it",
+                code="mismatch",
+            )
+        if file.shape(key) != tuple(tensor.shape):
+            raise RunError(
+                f"`{path}` holds `{shorten(key)}` of shape {file.shape(key)}, but this run has {tuple(tensor.shape)}"
+                f"{self._in_model(key)}",
+                _ANOTHER,
+                code="mismatch",
+            )
+
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-
-
-def _check_kind(path: Path, key: str, file: TensorFile, tensor: torch.Tensor) -> None:
-    """Raise RunError unless a saved tensor has the type and shape of `tensor`.
-
-    Torch's `copy_` would convert types silently.
-    """
-    if file.dtype(key) != tensor.dtype:
-        raise RunError(
-            f"`{path}` holds `{shorten(key)}` in {file.dtype(key)}, but this run has it in {tensor.dtype}",
-            "resume with the `dtype` of the run that saved it",
-            code="mismatch",
-        )
-    if file.shape(key) != tuple(tensor.shape):
-        raise RunError(
-            f"`{path}` holds `{shorten(key)}` of shape {file.shape(key)}, but this run has {tuple(tensor.shape)}",
-            _ANOTHER,
-            code="mismatch",
-        )
 
 
 def load(source: Checkpoint, state: RankState) -> None:
@@ -329,7 +441,7 @@ def load(source: Checkpoint, state: RankState) -> None:
     try:
         state.load(source)
     except HpgoError as error:
-        failure = error.message, error.hint
+        failure = error.message, error.hint, error.code
     for rank, failed in enumerate(gather_at("the loading of a checkpoint", failure)):
         if failed is not None:
-            raise RunError(f"rank {rank}: {failed[0]}", failed[1])
+            raise RunError(f"rank {rank}: {failed[0]}", failed[1], code=failed[2])

@@ -55,13 +55,15 @@ _Example: TypeAlias = "tuple[tuple[str, Tensor], Tensor, Any, Any]"
 class Pretrained:
     """A model with an example of its inputs and targets, and its loss."""
 
-    model: nn.Module
+    model: Scores
     inputs: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
     loss: Any
     weight: Any
     built: str
     """Name of the model's class in transformers, with the version of transformers."""
+    config: dict[str, Any]
+    """Content of its `config.json`."""
 
 
 def pretrained(path: Path, sizes: str = "", *, on_meta: bool = False) -> Pretrained:
@@ -99,7 +101,7 @@ def pretrained(path: Path, sizes: str = "", *, on_meta: bool = False) -> Pretrai
             _of_images(config, batch) if head == _IMAGES else _of_text(config, batch, tokens, is_causal=head == _CAUSAL)
         )
         built = f"{type(model).__name__} of transformers {transformers.__version__}"
-        return Pretrained(Scores(model, inputs[0]), (inputs[1],), (targets,), loss, weight, built)
+        return Pretrained(Scores(model, inputs[0]), (inputs[1],), (targets,), loss, weight, built, held)
     except HpgoError:
         raise
     except Exception as error:  # transformers may raise any error

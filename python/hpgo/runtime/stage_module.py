@@ -159,6 +159,17 @@ class StageModule(nn.Module):
         }
         return {layer: tensors for layer, tensors in found.items() if tensors}
 
+    def tensors(self) -> dict[tuple[str, str], Tensor]:
+        """Return all parameters and buffers by `(layer id, name)`, also the buffers that a checkpoint leaves out."""
+        return {
+            (layer, name): tensor
+            for layer, module in zip(self._names, self._modules_in_order, strict=True)
+            for name, tensor in (
+                *module.named_parameters(remove_duplicate=False),
+                *module.named_buffers(remove_duplicate=False),
+            )
+        }
+
     @property
     def joins(self) -> bool:
         """Whether the stage has layers that exchange sums with its other replicas, once they are joined."""

@@ -24,6 +24,7 @@ from hpgo.runtime.passes import MAX_SEED
 from hpgo.runtime.stage_module import Value
 from hpgo.runtime.trees import Tree, plain
 from hpgo.runtime.user_functions import made_by
+from hpgo.runtime.weight_names import WeightNames, configuration, weight_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -103,6 +104,9 @@ class Workload:
                 f"`example_inputs` are {self.inputs!r}, but the first of a list of modules takes one tensor",
                 "give one tensor, or a module that takes them all, or a hpgo.runtime.Network",
             )
+        self._named_model: nn.Module | None = None if self._graph is None else self._graph.model
+        self.config = configuration(model)
+        """Content of the `config.json` of a model of transformers; None for any other model."""
         self._take(_network(model) if self._graph is None else self._graph.network("op"), "op")
 
     def _take(self, network: Network, grain: str) -> None:
@@ -201,6 +205,8 @@ class Workload:
             read = pretrained(Path(name), rest, on_meta=on_meta)
             workload = cls(read.model, read.inputs, read.targets, read.loss, weight=read.weight, name=text)
             workload.is_on_meta, workload.built = on_meta, read.built
+            # Weights have the names of the model in transformers, not of the module around it that returns its scores.
+            workload._named_model, workload.config = read.model.model, read.config
             return workload
         if not rest:
             raise ArgumentError(
@@ -309,6 +315,15 @@ class Workload:
                 )
             self._networks[dtype] = network
         return self._networks[dtype]
+
+    def weight_names(self, dtype: torch.dtype | None = None) -> WeightNames:
+        """Return the names in the model's `state_dict` of each tensor in the layers, with weights of `dtype`.
+
+        >>> toy = Workload([nn.Linear(4, 2)], torch.zeros(2, 4), torch.zeros(2, 2), loss=nn.functional.mse_loss)
+        >>> toy.weight_names().of["0", "weight"]
+        ('0.weight',)
+        """
+        return weight_names(self.network_in(dtype), self._named_model)
 
     def look(self, dtype: torch.dtype | None) -> dict[str, LayerRecording]:
         """Return the recordings of each layer, with weights of `dtype`. Computes no values."""

@@ -129,7 +129,9 @@ class InferencePipeline(RankPipeline):
             for part in self.parts.values():
                 part.find_nan()
         # This state only serves to load a checkpoint, so it has no gradients, optimizer or random generators.
-        self._state = RankState(program, self.workload, parts=self.parts, weights=[], stepper=None, seed=None)
+        self._state = RankState(
+            program, self.workload, parts=self.parts, weights=[], stepper=None, seed=None, dtype=self._options.dtype
+        )
 
     def _position_of(self, data_rank: int | None, *, holds: bool) -> PipelinePosition | None:
         """Return the position of this rank in the chain of stages, or None if it has none."""

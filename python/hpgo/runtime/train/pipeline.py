@@ -28,6 +28,7 @@ from hpgo.runtime.train.gradients import Gradients, Ranks
 from hpgo.runtime.train.optimizer import ShardedOptimizer
 from hpgo.runtime.train.saver import Saver
 from hpgo.runtime.user_functions import made_by
+from hpgo.runtime.weight_files import load_weights
 
 if TYPE_CHECKING:
     import os
@@ -80,6 +81,7 @@ class Pipeline(RankPipeline):
         grace_s: float = 30.0,
         shared_memory: bool = True,
         tell: Callable[[str], None] | None = None,
+        weights: str | os.PathLike[str] | None = None,
     ) -> None:
         """Join the other ranks and build the layers of this rank.
 
@@ -101,6 +103,8 @@ class Pipeline(RankPipeline):
             grace_s: maximum time in seconds that the run continues after SIGTERM.
             shared_memory: pass tensors through shared memory between CPU ranks of one host. False: gloo passes them, as
                 it does between hosts.
+            weights: file or folder with the initial weights under the model's names, see `WeightFiles`. None: the
+                workload's.
             tell: function that gets a sentence for each remark about the loss, on the first rank that computes the
                 loss. None: remarks are RuntimeWarnings.
 
@@ -125,6 +129,7 @@ class Pipeline(RankPipeline):
         _check_tell(tell)
         self._tell, self._reported, self._is_unknown = tell, set[str](), False
         self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
+        self._begin_with = None if weights is None else as_path(weights, ArgumentError)
         self._has_stepped = False
         self._saver: Saver | None = None
         self._loader: Loader | None = None
@@ -149,6 +154,7 @@ class Pipeline(RankPipeline):
         return {
             "backend": self._backend,
             "clip_norm": str(self._clip_norm),
+            "initial weights": str(self._begin_with),
             "optimizer": "some" if self._optimizer_of is not None else "none",
         }
 
@@ -197,8 +203,16 @@ class Pipeline(RankPipeline):
         }
         # Checkpoints save and load through this state, so it refers to live tensors instead of copies.
         self._state = RankState(
-            program, workload, parts=self.parts, weights=self.weights, stepper=self._stepper, seed=self._options.seed
+            program,
+            workload,
+            parts=self.parts,
+            weights=self.weights,
+            stepper=self._stepper,
+            seed=self._options.seed,
+            dtype=self._options.dtype,
         )
+        if self._begin_with is not None:
+            self._state.others |= load_weights(self._begin_with, self.parts, self._state.names)
         self.engine: Engine | TorchEngine
         if self._backend == "torch":
             from hpgo.runtime.train.torch_backend import TorchEngine

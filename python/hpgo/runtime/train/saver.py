@@ -17,10 +17,10 @@ from hpgo.base.documents import make_folder
 from hpgo.base.files import as_path, refused
 from hpgo.base.messages import shorten
 from hpgo.errors import HpgoError, RunError
-from hpgo.runtime.checkpoint import FORMAT, INDEX, VERSION, RankState, gather_all, gather_at, whole_ones
+from hpgo.runtime.checkpoint import FORMAT, INDEX, VERSION, RankState, gather_all, gather_at, index_checksum, whole_ones
 from hpgo.runtime.progress import HERE, SAVE
 from hpgo.runtime.rendezvous import LOST, first_line, together, translate_errors
-from hpgo.runtime.tensor_files import write
+from hpgo.runtime.tensor_files import checksum, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ class Saver:
         self.finish()
         if steps == self._done:
             return
-        facts = {"steps": steps, "loader": loader, **state.facts()}
+        facts = {"steps": steps, "loader": loader, **state.facts(), **state.model_facts()}
         failure = None
         content: tuple[dict[str, torch.Tensor], dict[str, Any]] = {}, {}
         # Copy now, because the next step changes the tensors. An error is passed to the thread, so that all ranks learn
@@ -152,17 +152,20 @@ class Saver:
             failure = _failure_of(lambda: self._prepare(beside))
         failure = self._first(failure)
         name, size_bytes = f"rank-{self._rank}.safetensors", 0
+        checksums: dict[str, int] = {}
         if failure is None:
             if tensors:
 
                 def write_mine() -> None:
                     nonlocal size_bytes
+                    # Before the file is written, so that they show damage on the way to the disk, too.
+                    checksums.update({key: checksum(tensor) for key, tensor in tensors.items()})
                     size_bytes = write(beside / name, tensors)
 
                 failure = _failure_of(write_mine)
             failure = self._first(failure)
         if failure is None:
-            everyone = self._everyones((name, size_bytes, list(tensors), values, facts["optimizer"]))
+            everyone = self._everyones((name, size_bytes, checksums, values, facts["optimizer"]))
             if self._rank == 0:
                 failure = _failure_of(lambda: self._commit(beside, facts, everyone))
             failure = self._first(failure)
@@ -195,6 +198,7 @@ class Saver:
         files: dict[str, int] = {}
         places: dict[str, str] = {}
         values: dict[str, Any] = {}
+        checksums: dict[str, int] = {}
         for name, size_bytes, keys, its_values, optimizer in everyone:
             if not keys:
                 continue
@@ -209,8 +213,11 @@ class Saver:
                     values[key] = its_values[key]
                 else:
                     places[key] = name
+            checksums |= keys
             facts["optimizer"] = facts["optimizer"] or optimizer
         index = {"format": FORMAT, "version": VERSION, **facts, "files": files, "values": values, "tensors": places}
+        index["checksums"] = checksums
+        index["checksum"] = index_checksum(index)
         path = self.folder / beside.name[1:].removesuffix(".tmp")
         try:
             # Flush file and folder to the disk before the rename. After a crash, the final name then never stands for

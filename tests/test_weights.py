@@ -1,0 +1,252 @@
+"""Weights of a run load into the user's model under its own names, and a run starts from files of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import hpgo
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+
+import weight_models  # noqa: E402 -- it needs torch
+from checkpoint_ranks import adamw  # noqa: E402
+from refusals import refused  # noqa: E402
+from test_pretrained import CONFIGS, config  # noqa: E402
+
+from hpgo.runtime import Pipeline, WeightFiles, Workload, read_weights, write_dcp, write_weights  # noqa: E402
+from hpgo.runtime.passes import running  # noqa: E402
+from hpgo.runtime.weight_names import configuration  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def program(workload: Workload) -> hpgo.Program:
+    """Two micro-batches of four samples on one device."""
+    schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=2)
+    return hpgo.program(schedule, [(workload.layers, [0])], pipeline_micro_batch_size=4, global_batch_size=8)
+
+
+def trained(workload: Workload, folder: Path, **how: Any) -> float:
+    """Train for a step, save, and return the loss of a second step, which is not saved."""
+    with Pipeline(program(workload), workload, optimizer=adamw, **how) as pipeline:
+        batch = pipeline.example()
+        pipeline.step(*batch)
+        pipeline.checkpoint(folder, keep=1)
+        return pipeline.step(*batch)
+
+
+def continued(workload: Workload, **how: Any) -> float:
+    """Return the loss of a first step."""
+    with Pipeline(program(workload), workload, optimizer=adamw, **how) as pipeline:
+        return pipeline.step(*pipeline.example())
+
+
+def own(seed: int) -> weight_models.Net:
+    torch.manual_seed(seed)
+    return weight_models.Net()
+
+
+@pytest.mark.parametrize("grain", ["op", "module", "block"])
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_weights_load_strictly_into_the_users_model(grain: str, dtype: Any, tmp_path: Path) -> None:
+    model = own(1)
+    workload = Workload(model, *weight_models.examples(), weight_models.loss).by(grain)
+    loss = trained(workload, tmp_path / "saved", dtype=dtype)
+    state = read_weights(tmp_path / "saved")
+    other = own(2).to(dtype)
+    other.load_state_dict(state, strict=True)
+    # A second step of plain PyTorch, in micro-batches as batch norm counts them.
+    inputs, targets = weight_models.examples()
+    halves = [weight_models.loss(other(inputs[at : at + 4]), targets[at : at + 4]).item() for at in (0, 4)]
+    assert sum(halves) / 2 == pytest.approx(loss, rel=1e-12 if dtype is torch.float64 else 1e-5)
+    assert state["table.weight"].equal(state["head.weight"])
+    for name in ("mask", "unread", "spare.weight"):  # what no layer trains stays
+        assert state[name].equal(model.state_dict()[name])
+    assert state["blocks.2.1.num_batches_tracked"] == 2
+    assert not state["blocks.0.0.weight"].equal(model.blocks[0][0].weight)
+
+
+@pytest.mark.parametrize("name", ["chain", "compiled"])
+def test_lists_and_compiled_models_have_their_own_names(name: str, tmp_path: Path) -> None:
+    trained(Workload.read(f"weight_models:{name}"), tmp_path)
+    if name == "compiled":
+        own(2).load_state_dict(read_weights(tmp_path), strict=True)
+    else:
+        table, head = torch.nn.Embedding(11, 8), torch.nn.Linear(8, 11, bias=False)
+        torch.nn.Sequential(table, torch.nn.BatchNorm1d(4), head).load_state_dict(read_weights(tmp_path), strict=True)
+
+
+def _single(folder: Path, state: dict[str, torch.Tensor]) -> Path:
+    write_weights(folder / "a.safetensors", state)
+    return folder / "a.safetensors"
+
+
+def _sharded(folder: Path, state: dict[str, torch.Tensor]) -> Path:
+    assert len(write_weights(folder, state, max_shard_bytes=600)) > 3
+    return folder
+
+
+def _dcp(folder: Path, state: dict[str, torch.Tensor]) -> Path:
+    write_dcp(folder, state)
+    return folder
+
+
+def _wrapped(folder: Path, state: dict[str, torch.Tensor]) -> Path:
+    write_weights(folder / "a.safetensors", {f"module._orig_mod.{name}": one for name, one in state.items()})
+    return folder / "a.safetensors"
+
+
+def _once(folder: Path, state: dict[str, torch.Tensor]) -> Path:
+    """As `save_pretrained` writes a tied weight: under one of its names."""
+    write_weights(folder / "a.safetensors", {name: one for name, one in state.items() if name != "head.weight"})
+    return folder / "a.safetensors"
+
+
+@pytest.mark.parametrize("form", [_single, _sharded, _dcp, _wrapped, _once])
+def test_a_run_starts_from_weights_in_any_form(form: Callable[..., Path], tmp_path: Path) -> None:
+    source = Workload(own(1), *weight_models.examples(), weight_models.loss)
+    loss = trained(source, tmp_path / "saved")
+    path = (
+        form(tmp_path / "form", read_weights(tmp_path / "saved")) if (tmp_path / "form").mkdir() is None else tmp_path
+    )
+    for at in (path, tmp_path / "saved", tmp_path / "saved" / "step-1"):
+        other = Workload(own(2), *weight_models.examples(), weight_models.loss)
+        assert continued(other, weights=at) == pytest.approx(loss, rel=1e-6)
+    # What no layer trains goes on to the checkpoints of the new run, and to the runs that resume from them.
+    other = Workload(own(2), *weight_models.examples(), weight_models.loss)
+    trained(other, tmp_path / "next", weights=path)
+    for name in ("mask", "unread", "spare.bias"):
+        assert read_weights(tmp_path / "next")[name].equal(read_weights(tmp_path / "saved")[name])
+    with Pipeline(program(other), other, optimizer=adamw) as pipeline:
+        assert pipeline.resume(tmp_path / "next")
+        pipeline.step(*pipeline.example())
+        pipeline.checkpoint(tmp_path / "next", keep=1)
+    for name in ("mask", "unread", "spare.bias"):
+        assert read_weights(tmp_path / "next")[name].equal(read_weights(tmp_path / "saved")[name])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_state_of_torch_reads_what_is_written_and_the_other_way(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, load, save
+
+    state = own(1).state_dict()
+    write_dcp(tmp_path / "ours", state)
+    found = own(2).state_dict()
+    load(found, storage_reader=FileSystemReader(tmp_path / "ours"), no_dist=True)
+    assert all(found[name].equal(state[name]) for name in state)
+    save({"model": state, "step": 3}, storage_writer=FileSystemWriter(tmp_path / "theirs"), no_dist=True)
+    read = read_weights(tmp_path / "theirs")
+    assert {name.removeprefix("model.") for name in read} == set(state)
+    workload = Workload(own(2), *weight_models.examples(), weight_models.loss)
+    same = Workload(own(1), *weight_models.examples(), weight_models.loss)
+    assert continued(workload, weights=tmp_path / "theirs") == pytest.approx(continued(same), rel=1e-6)
+
+
+def test_weights_of_another_model_are_refused_by_its_names(tmp_path: Path) -> None:
+    state = own(1).state_dict()
+    changes: list[tuple[dict[str, Any], str, str]] = [
+        ({"blocks.1.0.weight": None}, "missing", "`blocks.1.0.weight`"),
+        ({"mask": None}, "missing", "`mask`"),
+        ({"blocks.1.0.weight": torch.ones(8, 7)}, "mismatch", r"`blocks.1.0.weight` of shape \(8, 7\)"),
+        ({"blocks.3.0.weight": torch.ones(8, 8)}, "mismatch", "`blocks.3.0.weight`"),
+    ]
+    for change, code, words in changes:
+        path = tmp_path / "a.safetensors"
+        write_weights(path, {name: one for name, one in (state | change).items() if one is not None})
+        workload = Workload(own(2), *weight_models.examples(), weight_models.loss)
+        with pytest.raises(hpgo.errors.RunError, match=words) as caught:
+            continued(workload, weights=path)
+        assert caught.value.code == code
+
+
+def test_a_checkpoint_names_the_models_weight_that_does_not_fit(tmp_path: Path) -> None:
+    workload = Workload(own(1), *weight_models.examples(), weight_models.loss)
+    trained(workload, tmp_path)
+    with (
+        Pipeline(program(workload), workload, optimizer=adamw, dtype=torch.bfloat16) as pipeline,
+        pytest.raises(hpgo.errors.RunError, match=r"in the model, it is `table.weight`"),
+    ):
+        pipeline.resume(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "resnet"])
+def test_a_folder_of_hugging_face_holds_what_was_trained(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    workload = Workload.read(config(kind, tmp_path))
+    trained(workload, tmp_path / "saved")
+    with WeightFiles(tmp_path / "saved") as weights:
+        assert weights.config == json.loads((tmp_path / "config.json").read_text())
+        write_weights(tmp_path / "mine", weights, config=weights.config)
+        state = dict(weights)
+    architecture = getattr(transformers, CONFIGS[kind]["architectures"][0])
+    model, facts = architecture.from_pretrained(tmp_path / "mine", output_loading_info=True)
+    assert not any(facts[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert all(tensor.equal(state[name]) for name, tensor in model.state_dict().items())
+    model.load_state_dict(state, strict=True)
+    # A run of the folder, and a run that starts from it, have the weights, too.
+    (again,) = Workload.read(str(tmp_path / "mine")).parts([workload.layers])
+    (before,) = workload.parts([workload.layers])
+    with torch.no_grad(), running(step=0, samples=range(4)):
+        expected = model.eval()(workload.example_inputs[0]).logits
+        assert torch.allclose(again.eval()(*workload.example_inputs, rows=4)[0], expected, atol=1e-5)
+        assert not torch.allclose(before.eval()(*workload.example_inputs, rows=4)[0], expected, atol=1e-5)
+
+
+def test_a_model_of_transformers_brings_a_configuration_that_names_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    model = transformers.GPT2LMHeadModel(transformers.AutoConfig.for_model("gpt2", n_embd=16, n_layer=1, n_head=2))
+    write_weights(tmp_path, model.state_dict(), config=configuration(model))
+    other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(other) is type(model)
+    assert all(tensor.equal(model.state_dict()[name]) for name, tensor in other.state_dict().items())
+    assert configuration(own(1)) is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "damaged_file"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": 3}'), "damaged_file"),
+        (lambda folder: next(folder.glob("model-00001*")).write_bytes(b"12"), "damaged_file"),
+        (lambda folder: next(folder.glob("model-00001*")).unlink(), "not_writable"),
+        (lambda folder: [one.unlink() for one in folder.iterdir()], "not_found"),
+    ],
+)
+def test_damaged_files_are_refused(damage: Callable[[Path], Any], code: str, tmp_path: Path) -> None:
+    write_weights(tmp_path, own(1).state_dict(), max_shard_bytes=600)
+    damage(tmp_path)
+    with refused(hpgo.errors.HpgoError, code):
+        read_weights(tmp_path)
+
+
+def test_the_command_writes_what_a_run_on_several_ranks_saved(tmp_path: Path) -> None:
+    """Two stages, of which the first has two replicas, save files that hold parts of one model."""
+    import warm_ranks
+    from click.testing import CliRunner
+    from test_runtime import put
+
+    from hpgo.cli.main import group
+
+    case = put("1f1b", [[0, 1], [2]], world=3, micro_batches=2, share=2, workload="tied", shard_optimizer=True)
+    (tmp_path / "cases.json").write_text(json.dumps([{**case, "steps": 2, "save": "saved"}]))
+    done = warm_ranks.ran("checkpoint_ranks.py", 3, tmp_path, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    out = tmp_path / "out.safetensors"
+    result = CliRunner().invoke(group, ["weights", str(tmp_path / "saved"), "-o", str(out), "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.output)
+    state = read_weights(out)
+    assert document["files"] == [str(out)]
+    assert document["tensors"] == len(state)
+    workload = Workload.read(case["workload"])
+    (whole,) = workload.parts([workload.layers], dtype=torch.float64)
+    assert set(state) == {f"{layer}.{name}" for layer, named in whole.by_layer().items() for name in named}
+    with Pipeline(program(workload), workload, weights=out, dtype=torch.float64) as pipeline:
+        (part,) = pipeline.parts.values()
+        for layer, named in part.by_layer().items():
+            assert all(tensor.equal(state[f"{layer}.{name}"]) for name, tensor in named.items())
