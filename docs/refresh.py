@@ -31,7 +31,7 @@ PAGES = [
     ROOT / "README.md",
     *(
         ROOT / "docs" / name
-        for name in ("plan.md", "export.md", "job.md", "llm.md", "cost.md", "recipes.md", "shell.md")
+        for name in ("plan.md", "export.md", "job.md", "llm.md", "cost.md", "fit.md", "recipes.md", "shell.md")
     ),
 ]
 WITH_TORCH = ROOT / "docs/launch.md"

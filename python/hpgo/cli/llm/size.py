@@ -96,7 +96,7 @@ class SizeOptions(Options):
     framework: LlmFramework | None = framework_option("megatron", "torchtitan", "deepspeed")
     days: float | None = option("--days", type=_Number(), metavar="N", help="Longest time of the run.")
     on: str | None = option(
-        "--on", metavar="NAME[,…]", help="Kinds of nodes to compare.  [h100,h200,b200,mi300x, or those of --quota]"
+        "--on", metavar="NAME[,…]", help="Kinds of nodes to compare.  [h100,h200,b200,mi300x, or as in --quota]"
     )
     quota: dict[str, int] | None = option(
         "--quota", type=_Quota(), metavar="NAME=N[,…]", help="Largest number of GPUs of some kinds."
