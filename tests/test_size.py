@@ -6,6 +6,7 @@ import json
 import random
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from refusals import refused
 from hpgo.cli.main import group
 from hpgo.errors import ArgumentError
 from hpgo.llm.goodput import Failures
+from hpgo.llm.prices import Prices
 from hpgo.llm.search import plan_llm
 from hpgo.llm.size import BATCH_TOLERANCE, LlmSizes, SizePoint, batch_sizes, node_counts, pareto_front, size_llm
 from hpgo.show import size_report
 
+EXAMPLES = Path(__file__).parent.parent / "examples"
 RUN: dict[str, Any] = {"tokens": 2e11, "on": ["h100"], "gpus": (8, 160), "global_batch_size": 512}
 
 
@@ -80,6 +83,53 @@ def test_the_answer_is_the_smallest_of_all_sizes(share: float) -> None:
     days = share * sorted(point.days for point in every_size())[len(every_size()) // 2]
     expected = min((point for point in every_size() if point.days <= days), key=lambda one: one.nodes, default=None)
     assert within(days).answer("h100") == expected
+
+
+@pytest.mark.parametrize("share", [0.99, 1.001, 1.02, 2.0])
+def test_the_answer_in_a_budget_is_the_fastest_of_all_sizes(share: float) -> None:
+    budget = share * 3.0 * min(point.gpu_hours for point in every_size())
+    found = size_llm("llama-3-8b", budget=budget, hour_prices={"h100": 3.0}, **RUN)
+    affordable = [point for point in every_size() if 3.0 * point.gpu_hours <= budget]
+    answer = found.answer("h100")
+    # Costs of neighbors are alike to 2 % here, so a larger cluster may be slightly cheaper than a smaller one.
+    if answer is None:
+        assert not affordable or budget < 1.02 * 3.0 * min(point.gpu_hours for point in affordable)
+    else:
+        assert found.cost(answer) <= budget
+        larger = [point for point in affordable if point.nodes > answer.nodes]
+        assert all(3.0 * point.gpu_hours > budget / 1.02 for point in larger)
+
+
+def test_prices_depend_on_commitment_and_zone(tmp_path: Path) -> None:
+    prices = Prices.read(EXAMPLES / "prices.yaml")
+    assert prices.of("h100", commitment="spot", zone="anywhere") == (2.7, "")
+    assert prices.of("b200") == (6.0, "us-east")
+    assert prices.of("b200", zone="eu-west") == (6.4, "eu-west")
+    assert prices.of("b200", commitment="spot") == (3.1, "")
+    for kind, ask, said in (
+        ("a100", {}, "a100"),
+        ("b200", {"zone": "mars"}, "mars"),
+        ("b200", {"commitment": "x"}, "x"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            prices.of(kind, **ask)
+    text = (EXAMPLES / "prices.yaml").read_text(encoding="utf-8")
+    for old, new in (("2026-03-21", "soon"), ("2.70", "-1"), ("2.70", "cheap"), ("hpgo_prices: 1", "hpgo_prices: 9")):
+        (tmp_path / "bad.yaml").write_text(text.replace(old, new), encoding="utf-8")
+        with pytest.raises(ArgumentError):
+            Prices.read(tmp_path / "bad.yaml")
+
+
+def test_costs_decide_the_order_and_spot_prices_change_it() -> None:
+    words = ["llm", "size", "llama-3-8b", "--tokens", "200B", "--days", "4", "--gpus", "8..256", "--json"]
+    words += ["--on", "h100,b200", "--prices", str(EXAMPLES / "prices.yaml")]
+    orders = []
+    for more in ([], ["--commitment", "spot"]):
+        found = json.loads(CliRunner().invoke(group, [*words, *more]).stdout)
+        orders.append([one["kind"] for one in found["answers"]])
+        for point in found["points"]:
+            assert point["cost"] == pytest.approx(point["gpu_hours"] * found["gpu_hour_prices"][point["kind"]])
+    assert orders == [["h100", "b200"], ["b200", "h100"]]
 
 
 def test_a_larger_cluster_is_never_slower_among_all_sizes() -> None:
@@ -174,6 +224,7 @@ def test_the_command_prints_what_python_finds() -> None:
         (["--gpus", "9..8"], "is empty"),
         (["--on", "gb200", "--gpus", "8..64"], "72 GPUs per node"),
         (["--days", "0"], "must be positive"),
+        (["--budget", "5k"], "no prices"),
     ],
 )
 def test_wrong_options_are_refused(words: list[str], said: str) -> None:

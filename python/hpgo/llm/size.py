@@ -49,6 +49,8 @@ _SIGNIFICANT_BITS = 5
 within `BATCH_TOLERANCE` divide among such numbers."""
 _USUAL_MFU = 0.4
 """Share of the peak rate from which the search starts. Another one costs questions and changes no answer."""
+_NARROW = 12
+"""Number of sizes up to which an overview evaluates all of them: as many as powers of 2 up to 16,384 GPUs."""
 _GUESSES = 6
 """Number of questions that start from the last answer, before the search halves the interval. Not tuned."""
 
@@ -108,6 +110,10 @@ class LlmSizes(Record):
     kinds: tuple[str, ...]
     days: float | None
     """Longest run that was allowed; None allows all."""
+    budget: float | None = None
+    """Largest cost that was allowed; None allows all."""
+    hour_prices: tuple[tuple[str, float], ...] = ()
+    """Price of a GPU-hour of each kind; empty without prices."""
     failures: Failures
     points: tuple[SizePoint, ...]
     """All clusters on which a configuration fits, by kind and number of nodes."""
@@ -122,25 +128,30 @@ class LlmSizes(Record):
         """Return the points of a kind of node, the one with the fewest nodes first."""
         return tuple(point for point in self.points if point.kind == kind)
 
-    def answer(self, kind: str) -> SizePoint | None:
-        """Return the smallest cluster of a kind that takes at most `days`; None if none was found, or without `days`.
+    def cost(self, point: SizePoint) -> float:
+        """Return the price of all GPU-hours of a run, or the GPU-hours themselves without prices."""
+        return point.gpu_hours * dict(self.hour_prices).get(point.kind, 1.0)
 
-        The fastest of equally small clusters has been chosen already.
+    def answer(self, kind: str) -> SizePoint | None:
+        """Return the smallest cluster of a kind that takes at most `days`, or without `days` the fastest in `budget`.
+
+        None if none was found, and without both limits.
         """
-        if self.days is None:
-            return None
-        return next((point for point in self.of_kind(kind) if point.days <= self.days), None)
+        found = [point for point in self.of_kind(kind) if self.budget is None or self.cost(point) <= self.budget]
+        if self.days is not None:
+            return next((point for point in found if point.days <= self.days), None)
+        return None if self.budget is None else min(found, key=lambda point: point.days, default=None)
 
     @property
     def answers(self) -> tuple[SizePoint, ...]:
-        """Smallest cluster of each kind that takes at most `days`, the one with the fewest GPU-hours first."""
-        found = (self.answer(kind) for kind in self.kinds)
-        return tuple(sorted((one for one in found if one is not None), key=lambda one: one.gpu_hours))
+        """The answer of each kind, the cheapest first, or the fastest first if only the budget is limited."""
+        found = [one for one in map(self.answer, self.kinds) if one is not None]
+        return tuple(sorted(found, key=self.cost if self.days is not None else lambda one: one.days))
 
     @property
     def front(self) -> tuple[SizePoint, ...]:
-        """The Pareto front of days and GPU-hours over all kinds, the fastest cluster first."""
-        return pareto_front(self.points, lambda point: point.gpu_hours)
+        """The Pareto front of days and cost over all kinds, the fastest cluster first."""
+        return pareto_front(self.points, self.cost)
 
 
 def pareto_front(points: Iterable[SizePoint], cost: Callable[[SizePoint], float]) -> tuple[SizePoint, ...]:
@@ -203,6 +214,8 @@ def size_llm(
     *,
     tokens: float,
     days: float | None = None,
+    budget: float | None = None,
+    hour_prices: Mapping[str, float] | None = None,
     on: Iterable[str] = KINDS,
     quota: Mapping[str, int] | None = None,
     gpus: tuple[int, int] = (1, MAX_GPUS),
@@ -221,7 +234,10 @@ def size_llm(
     Args:
         transformer: a shape, its name, or a file with one.
         tokens: tokens of the whole run.
-        days: longest time of the run. None evaluates clusters of all sizes, for `LlmSizes.front`.
+        days: longest time of the run. Without it and `budget`, clusters of all sizes are evaluated, for
+            `LlmSizes.front`.
+        budget: largest cost of the run, in the currency of `hour_prices`.
+        hour_prices: price of a GPU-hour of each kind in `on`. None compares GPU-hours instead of costs.
         on: kinds of nodes: names of built-in clusters with GPUs whose rates are known.
         quota: largest number of GPUs of some kinds.
         gpus: smallest and largest number of GPUs.
@@ -246,6 +262,11 @@ def size_llm(
     model = transformer_of(transformer)
     tokens = number("tokens", tokens, above=0)
     days = None if days is None else number("days", days, above=0)
+    budget = None if budget is None else number("budget", budget, above=0)
+    if budget is not None and hour_prices is None:
+        raise ArgumentError(
+            "there is a budget, but no prices", "give a price of a GPU-hour for each kind: --prices FILE"
+        )
     seq_length = seq_length or default_seq_length(model)
     if global_batch_size is None:
         batch_tokens = LARGE_BATCH_TOKENS if model.parameters >= _LARGE else SMALL_BATCH_TOKENS
@@ -254,6 +275,11 @@ def size_llm(
         check_progress(progress)
     kinds = tuple(_checked_kind(kind) for kind in check_list("on", on, hint="give a list: ['h100', 'b200']"))
     fewest, most = (check_int("gpus", limit) for limit in gpus)
+    if hour_prices is not None:
+        missing = [kind for kind in kinds if kind not in hour_prices]
+        if missing:
+            raise ArgumentError(f"{missing[0]} has no price", f"add it, or leave {missing[0]} out")
+        hour_prices = {kind: number(f"price of {kind}", hour_prices[kind], above=0) for kind in kinds}
     limits = {kind: min(most, check_int(f"quota of {kind}", (quota or {}).get(kind, most))) for kind in kinds}
     for kind in quota or {}:
         if kind not in kinds:
@@ -280,7 +306,13 @@ def size_llm(
     is_complete = True
     try:
         for place, search in enumerate(searches):
-            for done, remark in search.within(days) if days is not None else search.overview():
+            if days is not None:
+                steps = search.within(days)
+            elif budget is not None and hour_prices is not None:
+                steps = search.affordable(budget / hour_prices[search.kind])
+            else:
+                steps = search.overview()
+            for done, remark in steps:
                 if progress is not None:
                     progress((place + done) / len(searches), f"{search.kind}: {remark}")
     except KeyboardInterrupt:
@@ -296,6 +328,8 @@ def size_llm(
         framework=framework,
         kinds=kinds,
         days=days,
+        budget=budget,
+        hour_prices=tuple((hour_prices or {}).items()),
         failures=failures,
         points=tuple(point for search in searches for point in search.points),
         tried=tuple((search.kind, search.counts[-1] * search.gpus_per_node) for search in searches),
@@ -371,11 +405,25 @@ class _KindSearch:
             yield min(0.95, asked / 8), self._remark(point, self.counts[at])
         yield 1.0, "done"
 
+    def affordable(self, gpu_hours: float) -> Iterator[tuple[float, str]]:
+        """Evaluate clusters until the largest one that takes at most so many GPU-hours is found. Yield progress.
+
+        Larger clusters need more GPU-hours, because they are less efficient and fail more often.
+        """
+        low, high, asked = -1, len(self.counts), 0
+        while high - low > 1:
+            at = (low + high) // 2
+            point = self.point(self.counts[at])
+            asked += 1
+            # Where nothing fits in memory, more nodes are needed, whatever they cost.
+            low, high = (low, at) if point is not None and point.gpu_hours > gpu_hours else (at, high)
+            yield asked / len(self.counts).bit_length(), self._remark(point, self.counts[at])
+        yield 1.0, "done"
+
     def overview(self) -> Iterator[tuple[float, str]]:
-        """Evaluate clusters whose numbers of nodes differ by powers of 2, then those between. Yield progress."""
+        """Evaluate clusters whose numbers of nodes are powers of 2, or all in a narrow range. Yield progress."""
         powers = [count for count in self.counts if count & (count - 1) == 0]
-        between = [count for count in self.counts if count % 3 == 0 and (count // 3) & (count // 3 - 1) == 0]
-        order = [*(powers or self.counts[:1]), *between]
+        order = self.counts if len(self.counts) <= _NARROW else powers
         for place, count in enumerate(order, start=1):
             yield place / len(order), self._remark(self.point(count), count)
 

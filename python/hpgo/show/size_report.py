@@ -14,27 +14,26 @@ from hpgo.llm.plan import facts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpgo.llm.prices import Prices
     from hpgo.llm.size import LlmSizes, SizePoint
 
 WIDTH = 80
 
 
-def lines(sizes: LlmSizes, width: int = WIDTH) -> list[str]:
+def lines(sizes: LlmSizes, prices: Prices | None = None, width: int = WIDTH) -> list[str]:
     """Return the lines of the report: the clusters, what they are worth to each other, and their configurations."""
     asked = (
         f"{printable(sizes.transformer.name)}: {format_count(sizes.tokens)} tokens in sequences of"
         f" {sizes.seq_length:,}, about {format_count(sizes.global_batch_size * sizes.seq_length)} tokens per step,"
         f" {sizes.precision}"
     )
-    shown = sizes.front if sizes.days is None else sizes.answers
-    title = (
-        "Clusters that no other one beats in days and in GPU-hours"
-        if sizes.days is None
-        else f"Smallest clusters that take at most {_figure(sizes.days)} days"
-    )
+    currency = "" if prices is None else prices.currency
+    limited = sizes.days is not None or sizes.budget is not None
+    shown = sizes.answers if limited else sizes.front
     found = [*textwrap.wrap(asked, width), ""]
     if shown:
-        found += [f"{title} (estimated, not measured)", *plain(*_table(shown), width)]
+        found += [f"{_title(sizes, currency)} (estimated, not measured)"]
+        found += plain(*_table(sizes, shown, currency), width)
     for kind in sizes.kinds:
         if not any(point.kind == kind for point in shown):
             found += textwrap.wrap(_none(sizes, kind), width, subsequent_indent="  ")
@@ -46,14 +45,25 @@ def lines(sizes: LlmSizes, width: int = WIDTH) -> list[str]:
         if point.estimate.gpus < point.gpus:
             text += f"; {point.gpus - point.estimate.gpus:,} GPUs idle"
         found += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
-    notes = [*_exchange(sizes), *_failures(sizes, shown), _search(sizes)]
+    notes = [*_exchange(sizes), *_source(prices), *_failures(sizes, shown), _search(sizes)]
     for note in notes:
         found += ["", *textwrap.wrap(note, width)]
     return [*found, *_incomplete(sizes)]
 
 
-def _table(points: Sequence[SizePoint]) -> tuple[list[str], list[list[str]]]:
-    names = ["kind", "nodes", "GPUs", "days", "90 % range", "GPU-hours", "MFU", "goodput", "batch"]
+def _title(sizes: LlmSizes, currency: str) -> str:
+    within = "" if sizes.budget is None else f" for at most {_figure(sizes.budget)} {printable(currency)}"
+    if sizes.days is not None:
+        return f"Smallest clusters that take at most {_figure(sizes.days)} days{within}"
+    if sizes.budget is not None:
+        return f"Fastest clusters{within}"
+    return f"Clusters that no other one beats in days and in {'cost' if sizes.hour_prices else 'GPU-hours'}"
+
+
+def _table(sizes: LlmSizes, points: Sequence[SizePoint], currency: str) -> tuple[list[str], list[list[str]]]:
+    names = ["kind", "nodes", "GPUs", "days", "90 % range", "GPU-hours"]
+    names += [f"cost ({currency})"] if sizes.hour_prices else []
+    names += ["MFU", "goodput", "batch"]
     rows = [
         [
             point.kind,
@@ -62,6 +72,7 @@ def _table(points: Sequence[SizePoint]) -> tuple[list[str], list[list[str]]]:
             _figure(point.days),
             "–".join(_figure(end) for end in point.range_days),
             format_count(float(f"{point.gpu_hours:.3g}")),
+            *([format_count(float(f"{sizes.cost(point):.3g}"))] if sizes.hour_prices else []),
             f"{100 * point.estimate.utilization:.0f} %",
             f"{100 * point.goodput:.1f} %",
             f"{point.estimate.global_batch_size:,}",
@@ -78,18 +89,30 @@ def _none(sizes: LlmSizes, kind: str) -> str:
     if not points:
         return f"{kind}: none of up to {most:,} GPUs; no configuration fits in memory on those that were tried"
     fastest = min(points, key=lambda point: point.days)
-    if sizes.days is None:
-        return f"{kind}: each of its clusters is beaten in days and in GPU-hours"
+    if sizes.days is None and sizes.budget is None:
+        return f"{kind}: each of its clusters is beaten in days and in {'cost' if sizes.hour_prices else 'GPU-hours'}"
+    if sizes.budget is not None and (sizes.days is None or fastest.days <= sizes.days):
+        least = min((point for point in points if sizes.days is None or point.days <= sizes.days), key=sizes.cost)
+        return f"{kind}: none; the cheapest that was tried, {least.gpus:,} GPUs, costs {_figure(sizes.cost(least))}"
     return f"{kind}: none of up to {most:,} GPUs; {fastest.gpus:,} take {_figure(fastest.days)} days"
 
 
 def exchange_rates(sizes: LlmSizes) -> dict[str, float]:
     """Return how many GPU-hours of the first kind with an answer do the work of one GPU-hour of each other kind."""
+    # Within a budget, clusters differ in size. Their GPU-hours say nothing about the same run in the same time.
+    if sizes.days is None:
+        return {}
     answers = {kind: point for kind in sizes.kinds if (point := sizes.answer(kind)) is not None}
     if not answers:
         return {}
     first, *others = answers
     return {kind: answers[first].gpu_hours / answers[kind].gpu_hours for kind in others}
+
+
+def _source(prices: Prices | None) -> list[str]:
+    if prices is None:
+        return []
+    return [f"Prices of {printable(prices.as_of)}: {printable(prices.source)}."]
 
 
 def _exchange(sizes: LlmSizes) -> list[str]:
@@ -128,7 +151,7 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def document(sizes: LlmSizes) -> dict[str, Any]:
+def document(sizes: LlmSizes, prices: Prices | None = None) -> dict[str, Any]:
     """Return the result as a document for JSON."""
     return {
         "format": "hpgo.llm_sizes",
@@ -140,6 +163,9 @@ def document(sizes: LlmSizes) -> dict[str, Any]:
         "precision": sizes.precision,
         "framework": sizes.framework,
         "max_days": sizes.days,
+        "budget": sizes.budget,
+        "prices": None if prices is None else {key: getattr(prices, key) for key in ("as_of", "source", "currency")},
+        "gpu_hour_prices": dict(sizes.hour_prices),
         "max_gpus": dict(sizes.tried),
         "failures": {
             "mtbf_gpu_hours": sizes.failures.mtbf_gpu_hours,
@@ -151,7 +177,9 @@ def document(sizes: LlmSizes) -> dict[str, Any]:
         "gpu_hours_of_first_kind": exchange_rates(sizes),
         "answers": [_key(point) for point in sizes.answers],
         "front": [_key(point) for point in sizes.front],
-        "points": [_point(point) for point in sizes.points],
+        "points": [
+            _point(point) | {"cost": sizes.cost(point) if sizes.hour_prices else None} for point in sizes.points
+        ],
     }
 
 

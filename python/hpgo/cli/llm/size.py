@@ -13,11 +13,13 @@ from hpgo.cli.command import Options, option, takes
 from hpgo.cli.llm.options import COUNT, MODEL, note_model
 from hpgo.cli.plan_options import SECONDS, SOME_SECONDS, as_options
 from hpgo.cli.terminal import progress, say, width
-from hpgo.cli.values import AS_JSON, framework_option
+from hpgo.cli.values import AS_JSON, FILE, framework_option
 from hpgo.errors import HpgoError
 from hpgo.llm.parallelism import Precision
+from hpgo.llm.prices import USUAL
 
 if TYPE_CHECKING:
+    from hpgo.llm.prices import Prices
     from hpgo.llm.size import LlmSizes
     from hpgo.programs.names import LlmFramework
 
@@ -95,6 +97,14 @@ class SizeOptions(Options):
     )  # fmt: skip
     framework: LlmFramework | None = framework_option("megatron", "torchtitan", "deepspeed")
     days: float | None = option("--days", type=_Number(), metavar="N", help="Longest time of the run.")
+    budget: float | None = option(
+        "--budget", type=_Number(), metavar="N", help="Largest cost of the run, with --prices: 5M."
+    )
+    prices: str | None = option("--prices", type=FILE, metavar="FILE", help="Prices of GPU-hours, in YAML or JSON.")
+    commitment: str = option(
+        "--commitment", default=USUAL, metavar="NAME", help="Prices to use, such as spot.  [on_demand]"
+    )
+    zone: str | None = option("--zone", metavar="NAME", help="Zone of the prices.  [the cheapest]")
     on: str | None = option(
         "--on", metavar="NAME[,…]", help="Kinds of nodes to compare.  [h100,h200,b200,mi300x, or as in --quota]"
     )
@@ -123,43 +133,51 @@ class SizeOptions(Options):
 
 
 _SECTIONS = {
-    "Run": "tokens days tokens_per_batch exact_batch seq_length precision framework",
-    "Nodes": "on quota gpus",
-    "Failures": "gpu_mtbf restart_time save_time",
+    "Run": "tokens days budget tokens_per_batch seq_length precision framework",
+    "Nodes": "on quota gpus prices",
     "Output": "as_json",
 }
+_BRIEF = "exact_batch commitment zone gpu_mtbf restart_time save_time"
 
 
-@takes(SizeOptions, sections=_SECTIONS)
+@takes(SizeOptions, sections=_SECTIONS, brief=_BRIEF)
 def command(options: SizeOptions) -> None:
     """Find the smallest clusters that train a model in time.
 
-    Each kind of node gets the smallest cluster with its fastest configuration. Without --days, clusters of all sizes
-    are compared.
+    Each kind of node gets the smallest cluster with its fastest configuration. Without --days and --budget, clusters of
+    all sizes are compared. Prices are yours: none are built in.
 
     \b
     Examples:
       hpgo llm size llama-3-70b --tokens 15T --days 30
       hpgo llm size llama-3-8b --tokens 1T --days 14 --quota h100=512,b200=64
+      hpgo llm size llama-3-8b --tokens 1T --budget 80k --prices prices.yaml
     """
+    from hpgo.llm.prices import Prices
     from hpgo.show import size_report
 
     with as_options():
-        found = _search(options)
+        prices = None if options.prices is None else Prices.read(options.prices)
+        found = _search(options, prices)
     if options.as_json:
-        click.echo(json_text(size_report.document(found)))
+        click.echo(json_text(size_report.document(found, prices)))
     else:
-        click.echo("\n".join(size_report.lines(found, width())))
+        click.echo("\n".join(size_report.lines(found, prices, width())))
         note_model(found.transformer, found.seq_length)
     if not found.is_complete:
         say("note", "the search was interrupted; the result has what was found until then")
 
 
-def _search(options: SizeOptions) -> LlmSizes:
+def _search(options: SizeOptions, prices: Prices | None) -> LlmSizes:
     from hpgo.llm.goodput import HOUR_S, MTBF_GPU_HOURS, Failures
     from hpgo.llm.size import KINDS, default_seq_length, size_llm
 
     kinds = options.on.split(",") if options.on else list(options.quota or KINDS)
+    kinds = [kind.strip() for kind in kinds]
+    hour_prices = None
+    if prices is not None:
+        ask: dict[str, Any] = {"commitment": options.commitment, "zone": options.zone}
+        hour_prices = {kind: prices.of(kind, **ask)[0] for kind in kinds}
     seq_length = options.seq_length or default_seq_length(options.model)
     batch = options.tokens_per_batch
     with progress("sizes") as shown:
@@ -167,7 +185,9 @@ def _search(options: SizeOptions) -> LlmSizes:
             options.model,
             tokens=options.tokens,
             days=options.days,
-            on=[kind.strip() for kind in kinds],
+            budget=options.budget,
+            hour_prices=hour_prices,
+            on=kinds,
             quota=options.quota,
             gpus=options.gpus,
             seq_length=seq_length,
