@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import published_runs
 import pytest
 from click.testing import CliRunner
 from refusals import refused
@@ -18,7 +19,16 @@ from hpgo.errors import ArgumentError
 from hpgo.llm.goodput import Failures
 from hpgo.llm.prices import Prices
 from hpgo.llm.search import plan_llm
-from hpgo.llm.size import BATCH_TOLERANCE, LlmSizes, SizePoint, batch_sizes, node_counts, pareto_front, size_llm
+from hpgo.llm.size import (
+    BATCH_TOLERANCE,
+    PUBLISHED_RUNS,
+    LlmSizes,
+    SizePoint,
+    batch_sizes,
+    node_counts,
+    pareto_front,
+    size_llm,
+)
 from hpgo.show import size_report
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -164,6 +174,34 @@ def test_batches_stay_near_the_asked_one() -> None:
             assert batches[0] == asked
             assert all(abs(batch - asked) <= BATCH_TOLERANCE * asked for batch in batches)
             assert batch_sizes(asked, gpus, is_exact=True) == [asked]
+
+
+def test_the_range_of_published_runs_is_that_of_the_page() -> None:
+    count, *found = published_runs.summary(published_runs.ratios())
+    assert (count, *(round(ratio, 2) for ratio in found)) == PUBLISHED_RUNS
+    page = (EXAMPLES.parent / "docs/cost.md").read_text(encoding="utf-8")
+    assert published_runs.table() in page
+
+
+def test_an_allowance_stretches_the_run() -> None:
+    plain, longer = (
+        size_llm("llama-3-8b", days=1e-6, allowance=factor, **RUN | {"gpus": (64, 64)}).points[0] for factor in (1, 1.5)
+    )
+    assert longer.days == pytest.approx(1.5 * plain.days)
+    assert longer.gpu_hours == pytest.approx(1.5 * plain.gpu_hours)
+    assert longer.estimate == plain.estimate
+
+
+@pytest.mark.parametrize("ending", ["svg", "html"])
+def test_the_picture_has_each_kind_and_each_point(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"cost.{ending}"
+    words = ["llm", "size", "llama-3-8b", "--tokens", "200B", "--gpus", "8..128", "--on", "h100,b200"]
+    done = CliRunner().invoke(group, [*words, "-o", str(file)])
+    assert done.exit_code == 0, done.output
+    text = file.read_text(encoding="utf-8")
+    assert "GPU-hours" in text
+    for name in ("h100: 128 at", "b200: 8 at"):
+        assert name in text
 
 
 def test_numbers_of_nodes_are_dense_and_in_range() -> None:

@@ -49,6 +49,9 @@ _SIGNIFICANT_BITS = 5
 within `BATCH_TOLERANCE` divide among such numbers."""
 _USUAL_MFU = 0.4
 """Share of the peak rate from which the search starts. Another one costs questions and changes no answer."""
+PUBLISHED_RUNS = (10, 1.11, 1.22, 1.55)
+"""Number of published runs, and the lower quartile, median and upper quartile of their GPU-hours over predicted ones,
+from `research/published_runs.py`."""
 _NARROW = 12
 """Number of sizes up to which an overview evaluates all of them: as many as powers of 2 up to 16,384 GPUs."""
 _GUESSES = 6
@@ -73,6 +76,8 @@ class SizePoint(Record):
     """Seconds of training between two checkpoints."""
     mtbf_s: float
     """Mean seconds between two failures of the run."""
+    allowance: float = 1.0
+    """Factor on the time of the run for what the estimate leaves out."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -93,7 +98,7 @@ class SizePoint(Record):
         return self.days * 24 * self.gpus
 
     def _days(self, step_s: float) -> float:
-        return self.steps * step_s / self.goodput / DAY_S
+        return self.allowance * self.steps * step_s / self.goodput / DAY_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +232,7 @@ def size_llm(
     fix: dict[str, Value] | None = None,
     exclude: Sequence[str] = (),
     failures: Failures | None = None,
+    allowance: float = 1.0,
     progress: Callable[[float, str], None] | None = None,
 ) -> LlmSizes:
     """Find for each kind of node the smallest cluster that trains a model in time, or points between all sizes.
@@ -249,6 +255,7 @@ def size_llm(
         fix: values that all configurations must have, as for `plan_llm`.
         exclude: features or values to leave out, as for `plan_llm`.
         failures: how often GPUs fail, and what saving and restarting take.
+        allowance: factor on the time of each run: `PUBLISHED_RUNS` has what published runs took over predictions.
         progress: called with the share of the search that is done, and a remark.
 
     Ctrl-C ends the search with the points that it has. Raises ArgumentError for unknown kinds and for numbers out of
@@ -273,6 +280,7 @@ def size_llm(
         global_batch_size = max(1, batch_tokens // seq_length)
     if progress is not None:
         check_progress(progress)
+    # All options are checked before the first search, which may take seconds.
     kinds = tuple(_checked_kind(kind) for kind in check_list("on", on, hint="give a list: ['h100', 'b200']"))
     fewest, most = (check_int("gpus", limit) for limit in gpus)
     if hour_prices is not None:
@@ -288,7 +296,7 @@ def size_llm(
         "seq_length": check_int("seq_length", seq_length), "precision": precision, "framework": framework, "fix": fix,
         "exclude": list(exclude),
     }  # fmt: skip
-    failures = failures or Failures()
+    failures, allowance = failures or Failures(), number("allowance", allowance, above=0)
     searches = [
         _KindSearch(
             kind=kind,
@@ -296,6 +304,7 @@ def size_llm(
             tokens=tokens,
             problem=problem,
             failures=failures,
+            allowance=allowance,
             global_batch_size=check_int("global_batch_size", global_batch_size),
             is_exact_batch=is_exact_batch,
             fewest=fewest,
@@ -316,6 +325,7 @@ def size_llm(
                 if progress is not None:
                     progress((place + done) / len(searches), f"{search.kind}: {remark}")
     except KeyboardInterrupt:
+        # What was found is worth seconds of work. Without any, the interruption is the result.
         is_complete = False
         if not any(search.points for search in searches):
             raise
@@ -360,12 +370,14 @@ class _KindSearch:
         global_batch_size: int,
         problem: dict[str, Any],
         failures: Failures,
+        allowance: float,
         is_exact_batch: bool,
         fewest: int,
         most: int,
     ) -> None:
         self.kind, self._model, self._tokens, self._batch = kind, model, tokens, global_batch_size
         self._problem, self._failures, self._is_exact = problem, failures, is_exact_batch
+        self._allowance = allowance
         node = Cluster.preset(f"{kind}:1")
         self.gpus_per_node = node.devices
         self._peak_flop_per_s = Gpus.of(node, problem["precision"]).peak_flop_per_s
@@ -406,7 +418,7 @@ class _KindSearch:
         yield 1.0, "done"
 
     def affordable(self, gpu_hours: float) -> Iterator[tuple[float, str]]:
-        """Evaluate clusters until the largest one that takes at most so many GPU-hours is found. Yield progress.
+        """Evaluate clusters until the largest one that takes at most `gpu_hours` is found. Yield progress.
 
         Larger clusters need more GPU-hours, because they are less efficient and fail more often.
         """
@@ -415,7 +427,7 @@ class _KindSearch:
             at = (low + high) // 2
             point = self.point(self.counts[at])
             asked += 1
-            # Where nothing fits in memory, more nodes are needed, whatever they cost.
+            # Where nothing fits in memory, more nodes are needed, even if they cost more.
             low, high = (low, at) if point is not None and point.gpu_hours > gpu_hours else (at, high)
             yield asked / len(self.counts).bit_length(), self._remark(point, self.counts[at])
         yield 1.0, "done"
@@ -423,6 +435,7 @@ class _KindSearch:
     def overview(self) -> Iterator[tuple[float, str]]:
         """Evaluate clusters whose numbers of nodes are powers of 2, or all in a narrow range. Yield progress."""
         powers = [count for count in self.counts if count & (count - 1) == 0]
+        # Each size costs a search, and the curve is smooth, so powers of 2 show it.
         order = self.counts if len(self.counts) <= _NARROW else powers
         for place, count in enumerate(order, start=1):
             yield place / len(order), self._remark(self.point(count), count)
@@ -441,6 +454,7 @@ class _KindSearch:
     def _parts(self, nodes: int) -> list[Cluster]:
         """Return the GPUs to try on some nodes: all of them, and a power of 2 of each, such as 64 of 72."""
         cluster = Cluster.preset(f"{self.kind}:{nodes}")
+        # Batches and heads divide among powers of 2 more often than among 72.
         power = 1 << (self.gpus_per_node.bit_length() - 1)
         return [cluster] if power == self.gpus_per_node else [cluster, part_of(cluster, nodes, power)]
 
@@ -477,4 +491,5 @@ class _KindSearch:
             goodput=goodput,
             save_interval_s=self._failures.save_interval_s(found.gpus),
             mtbf_s=self._failures.mtbf_s(found.gpus),
+            allowance=self._allowance,
         )

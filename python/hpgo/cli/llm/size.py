@@ -13,7 +13,7 @@ from hpgo.cli.command import Options, option, takes
 from hpgo.cli.llm.options import COUNT, MODEL, note_model
 from hpgo.cli.plan_options import SECONDS, SOME_SECONDS, as_options
 from hpgo.cli.terminal import progress, say, width
-from hpgo.cli.values import AS_JSON, FILE, framework_option
+from hpgo.cli.values import AS_JSON, FILE, STILL, framework_option, written
 from hpgo.errors import HpgoError
 from hpgo.llm.parallelism import Precision
 from hpgo.llm.prices import USUAL
@@ -129,15 +129,20 @@ class SizeOptions(Options):
         "--save-time", type=SOME_SECONDS, default="30s", metavar="TIME",
         help="Time that steps wait for a checkpoint.  [30s]",
     )  # fmt: skip
+    allowance: float = option(
+        "--allowance", type=click.FloatRange(min=0, min_open=True), default=1.0, metavar="FACTOR",
+        help="Multiply the time of each run, for what the estimate leaves out.  [1]",
+    )  # fmt: skip
+    outputs: tuple[str, ...] = written(STILL, "Picture of cost against days (.svg .png .pdf .html).")
     as_json: bool = AS_JSON
 
 
 _SECTIONS = {
     "Run": "tokens days budget tokens_per_batch seq_length precision framework",
     "Nodes": "on quota gpus prices",
-    "Output": "as_json",
+    "Output": "outputs as_json",
 }
-_BRIEF = "exact_batch commitment zone gpu_mtbf restart_time save_time"
+_BRIEF = "exact_batch commitment zone gpu_mtbf restart_time save_time allowance"
 
 
 @takes(SizeOptions, sections=_SECTIONS, brief=_BRIEF)
@@ -159,6 +164,10 @@ def command(options: SizeOptions) -> None:
     with as_options():
         prices = None if options.prices is None else Prices.read(options.prices)
         found = _search(options, prices)
+    for output in options.outputs:
+        from hpgo.show.size_figure import draw_sizes
+
+        draw_sizes(found, output, currency="" if prices is None else prices.currency)
     if options.as_json:
         click.echo(json_text(size_report.document(found, prices)))
     else:
@@ -200,5 +209,6 @@ def _search(options: SizeOptions, prices: Prices | None) -> LlmSizes:
                 restart_s=options.restart_time,
                 save_s=options.save_time,
             ),
+            allowance=options.allowance,
             progress=shown,
         )
