@@ -263,6 +263,8 @@ def test_the_command_prints_what_python_finds() -> None:
         (["--on", "gb200", "--gpus", "8..64"], "72 GPUs per node"),
         (["--days", "0"], "must be positive"),
         (["--budget", "5k"], "no prices"),
+        (["--on", "h100", "--gpus", "8..64", "--framework", "torchtitan", "--precision", "fp8"], "fp8"),
+        (["--on", "h100", "--gpus", "8..64", "--framework", "nonsense"], "nonsense"),
     ],
 )
 def test_wrong_options_are_refused(words: list[str], said: str) -> None:

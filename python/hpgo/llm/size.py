@@ -324,6 +324,7 @@ def size_llm(
             for done, remark in steps:
                 if progress is not None:
                     progress((place + done) / len(searches), f"{search.kind}: {remark}")
+            search.check()
     except KeyboardInterrupt:
         # What was found is worth seconds of work. Without any, the interruption is the result.
         is_complete = False
@@ -388,7 +389,14 @@ class _KindSearch:
                 f"allow at least {node.devices}, or leave {kind} out",
             )
         self.searches = 0
+        self._refusal: ArgumentError | None = None
+        self._is_accepted = False
         self._found: dict[int, SizePoint | None] = {}
+
+    def check(self) -> None:
+        """Raise the last error if all searches were refused, such as for a precision that the framework lacks."""
+        if self._refusal is not None and not self._is_accepted:
+            raise self._refusal
 
     @property
     def points(self) -> list[SizePoint]:
@@ -467,10 +475,13 @@ class _KindSearch:
                     self._model, part, global_batch_size=batch, devices=part.devices, top=1, **self._problem
                 ).fastest
             except InfeasibleError:
+                self._is_accepted = True
                 continue
-            except ArgumentError:
+            except ArgumentError as error:
                 # Some numbers of GPUs have no divisors for a batch, or for fixed degrees. Others may have some.
+                self._refusal = error
                 continue
+            self._is_accepted = True
             steps = ceil(self._tokens / (batch * found.seq_length))
             # Batches differ, so their whole runs are compared, not their steps.
             if steps * found.step_s < best_s:

@@ -10,7 +10,7 @@ from hpgo.base.documents import json_text
 from hpgo.base.messages import shorten
 from hpgo.base.units import parse_count
 from hpgo.cli.command import Options, option, takes
-from hpgo.cli.llm.options import COUNT, MODEL, note_model
+from hpgo.cli.llm.options import COUNT, MODEL, note_model, note_unmeasured
 from hpgo.cli.plan_options import SECONDS, SOME_SECONDS, as_options
 from hpgo.cli.terminal import progress, say, width
 from hpgo.cli.values import AS_JSON, FILE, STILL, framework_option, written
@@ -158,6 +158,7 @@ def command(options: SizeOptions) -> None:
       hpgo llm size llama-3-8b --tokens 1T --days 14 --quota h100=512,b200=64
       hpgo llm size llama-3-8b --tokens 1T --budget 80k --prices prices.yaml
     """
+    from hpgo.hardware.cluster import Cluster
     from hpgo.llm.prices import Prices
     from hpgo.show import size_report
 
@@ -173,6 +174,8 @@ def command(options: SizeOptions) -> None:
     else:
         click.echo("\n".join(size_report.lines(found, prices, width())))
         note_model(found.transformer, found.seq_length)
+        for kind in found.kinds:
+            note_unmeasured(Cluster.preset(kind), None)
     if not found.is_complete:
         say("note", "the search was interrupted; the result has what was found until then")
 
