@@ -29,7 +29,10 @@ from hpgo.cli.manual import pages
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("plan.md", "export.md", "job.md", "llm.md", "recipes.md", "shell.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("plan.md", "export.md", "job.md", "llm.md", "cost.md", "fit.md", "recipes.md", "shell.md")
+    ),
 ]
 WITH_TORCH = ROOT / "docs/launch.md"
 """A page whose commands start ranks with torchrun, so it is refreshed only if torch is installed."""

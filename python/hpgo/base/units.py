@@ -1,4 +1,4 @@
-"""Parsing and formatting of seconds, bytes and rates: `5 us`, `16 GiB`, `25 Gbit/s`, `312 TFLOP/s`.
+"""Parsing and formatting of seconds, bytes, rates and counts: `5 us`, `16 GiB`, `25 Gbit/s`, `312 TFLOP/s`, `15T`.
 
 Prefixes are decimal (`k`, `M`, `G`, `T`) unless written `Ki`, `Mi`, `Gi`, `Ti`. A plain number is in base units:
 seconds, bytes, bytes per second.
@@ -16,14 +16,16 @@ _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 _PREFIXES = _DECIMAL | _BINARY
 
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
 _BYTES = {f"{prefix}B": factor for prefix, factor in _PREFIXES.items()} | {"KB": 1e3}
 _RATES = (
     {f"{unit}/s": factor for unit, factor in _BYTES.items()}
     | {f"{prefix}bit/s": factor / 8 for prefix, factor in _PREFIXES.items()}
     | {f"{prefix}b{per}": factor / 8 for prefix, factor in _DECIMAL.items() for per in ("ps", "/s")}
 )
+_COUNTS = {"k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _FLOPS = {f"{prefix}{unit}": factor for unit in ("FLOP/s", "FLOPS", "FLOPs") for prefix, factor in _DECIMAL.items()}
+_SHOWN_COUNTS = {"T": 1e12, "B": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 # Units of formatted values, in descending order. `_format` takes the first that fits.
 _SHOWN_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _SHOWN_BYTES = {f"{prefix}B": factor for prefix, factor in reversed(_DECIMAL.items())}
@@ -68,6 +70,24 @@ def parse_flop_per_s(value: str | float) -> float:
     (989500000000000.0, 312000000000000.0)
     """
     return _parse(value, "rate", _FLOPS, "write it like `312 TFLOP/s`")
+
+
+def parse_count(value: str | float) -> float:
+    """Return a number of things, such as tokens; raise ArgumentError if `value` is no number.
+
+    >>> parse_count("15T"), parse_count("300B"), parse_count(2048)
+    (15000000000000.0, 300000000000.0, 2048.0)
+    """
+    return _parse(value, "number", _COUNTS, "write it like `15T`, `300B` or `4.2M`")
+
+
+def format_count(count: float) -> str:
+    """Return a number of things with a fitting suffix and at most four significant digits.
+
+    >>> format_count(15e12), format_count(5070000), format_count(12)
+    ('15T', '5.07M', '12')
+    """
+    return _format(count, _SHOWN_COUNTS).replace(" ", "")
 
 
 def format_seconds(seconds: float) -> str:

@@ -11,6 +11,8 @@ COMMANDS = {
     "plan": ("hpgo.cli.llm.plan", "Find the configurations with the shortest step."),
     "estimate": ("hpgo.cli.llm.estimate", "Estimate the step time and memory of one configuration."),
     "explain": ("hpgo.cli.llm.explain", "Explain a plan, or compare it with another configuration."),
+    "size": ("hpgo.cli.llm.size", "Find the smallest clusters for a training run."),
+    "fit": ("hpgo.cli.llm.fit", "Find what fine-tuning fits on your GPUs."),
     # The modules are imported by name when a command runs, so `hpgo --help` starts without the planner.
     "calibrate": ("hpgo.cli.llm.calibrate", "Fit the cost model to your steps, or to one node."),
 }
