@@ -104,6 +104,11 @@ def test_gated_delta_nets_are_an_attention_variant(read) -> None:
     assert {"attention-output-gate", "apply-layernorm-1p", "qk-layernorm"} <= set(found)
 
 
+def test_megatron_bridge_exports_no_patterns_of_mamba_layers(read) -> None:
+    with pytest.raises(hpgo.errors.ArgumentError, match="Megatron-Bridge has no settings for a pattern of scans"):
+        hpgo.export.files(planned(read(NEMOTRON), pp=2, tp=2), "megatron-bridge")
+
+
 def test_patterns_of_mamba_layers_have_letters_and_stages(read) -> None:
     plan = planned(read(NEMOTRON), pp=2, tp=2)
     found = options_of(plan)

@@ -114,8 +114,12 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
     ("asked", "says", "hint"),
     [
         ({"framework": "megatorn"}, "there is no framework `megatorn`", "did you mean `megatron`?"),
-        ({"framework": "foo"}, "there is no framework `foo`", "known: megatron, torchtitan, deepspeed"),
-        ({"framework": 3}, "there is no framework 3", "known: megatron, torchtitan, deepspeed"),
+        (
+            {"framework": "foo"},
+            "there is no framework `foo`",
+            "known: megatron, megatron-bridge, torchtitan, deepspeed",
+        ),
+        ({"framework": 3}, "there is no framework 3", "known: megatron, megatron-bridge, torchtitan, deepspeed"),
         ({"framework": "torch"}, "LLM plans are not supported for PyTorch", "megatron"),
         ({"framework": "vllm"}, "LLM plans are not supported for vLLM", "megatron"),
         ({"fix": {"tpp": 2}}, "there is no degree `tpp`", "did you mean `tp`?"),

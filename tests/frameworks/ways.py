@@ -105,10 +105,12 @@ def ways(
     *,
     often: tuple[int, ...] = (0, 1, 2, 3),
     simple: float = 0.0,
+    adapters: float = 0.0,
 ) -> Iterator[WayCase]:
     """So many that can be priced, of models that `model` gives fields of; what replicas share is mostly one of those
-    that are given `often`, and a share of ways is `simple`: nothing but replicas and even stages, one on each GPU."""
-    chance = random.Random(1)
+    that are given `often`, and a share of ways is `simple`: nothing but replicas and even stages, one on each GPU. A
+    share trains `adapters` beside frozen weights."""
+    chance, of_adapters = random.Random(1), random.Random(2)
     made = 0
     while made < number:
         one = hpgo.Transformer(**{"layers": chance.randint(1, 12), "name": "toy", **model(chance)})
@@ -136,8 +138,14 @@ def ways(
             "global_batch_size": dp * asked["micro_batch_size"] * micro_batches,
             "seq_length": chance.choice([64, 128]),
         }
+        trained: dict[str, Any] = {}
+        if of_adapters.random() < adapters:
+            some = of_adapters.choice(
+                [(), ("linear_qkv",), ("linear_qkv", "linear_proj"), ("linear_fc1", "linear_fc2")]
+            )
+            trained = {"lora_rank": of_adapters.choice([4, 8, 16]), "lora_target_modules": some}
         try:
-            price = hpgo.estimate_llm(one, GPUS, devices=tp * cp * pp * dp, **sizes, **asked)
+            price = hpgo.estimate_llm(one, GPUS, devices=tp * cp * pp * dp, **sizes, **asked, **trained)
         except HpgoError:  # degrees that don't divide
             continue
         made += 1
@@ -151,6 +159,7 @@ def refused_by(framework: str, case: WayCase) -> list[str]:
     piped, replicas = case.pp > 1, case.dp * case.cp
     known = {
         "megatron": {0, 1} if piped else {0, 1, 3},  # 3 is Megatron-FSDP
+        "megatron-bridge": {0, 1},
         "torchtitan": {2} if piped or case.micro_batches == 1 else set(),
         "deepspeed": {0, 1} if piped else {0, 1, 2, 3},
     }[framework] | ({3} if framework == "torchtitan" and not piped else set())
@@ -159,14 +168,18 @@ def refused_by(framework: str, case: WayCase) -> list[str]:
     unshared = {0, 3} if framework == "megatron" and not piped else {0}  # Megatron-FSDP runs with a single shard
     if case.shared_stage not in (known if case.has_replicas else unshared):
         reasons.append("what replicas share")
-    if framework != "megatron" and (case.recompute == "selective" or case.recomputed_layers):
+    core = framework.startswith("megatron")
+    if not core and (case.recompute == "selective" or case.recomputed_layers):
         reasons.append("recomputation")
-    precisions = {"megatron": {"bf16", "fp16", "fp8"}, "torchtitan": {"bf16"}, "deepspeed": {"bf16", "fp16"}}[framework]
+    wide = {"bf16", "fp16", "fp8"}
+    precisions = {"megatron": wide, "megatron-bridge": wide, "torchtitan": {"bf16"}, "deepspeed": {"bf16", "fp16"}}[
+        framework
+    ]
     if case.precision not in precisions:
         reasons.append("precision")
     if framework == "deepspeed" and max(case.tp, case.cp, case.vpp) > 1:
         reasons.append("degrees")
-    if framework != "megatron" and (case.is_uneven or case.ep > 1):
+    if not core and (case.is_uneven or case.ep > 1):
         reasons.append("ends, or experts")
     if framework == "torchtitan" and case.model.tied and (piped or version == "0.2"):
         reasons.append("tied embeddings")

@@ -132,7 +132,7 @@ class PlanOptions(ProblemOptions, SavingOptions):
         help="Samples per training step, over all devices.",
     )
     schedule: str | None = schedule_option("eager_1f1b, or that of --framework", "auto")
-    framework: str | None = framework_option("megatron", "torchtitan", "deepspeed", "torch")
+    framework: str | None = framework_option("megatron", "megatron-bridge", "torchtitan", "deepspeed", "torch")
     outputs: tuple[str, ...] = written(
         PLAN_OR_JOB_OUT,
         "Also write the plan (.json), a picture of its step (.svg .png .pdf .html .tex), its report (.md), or with"

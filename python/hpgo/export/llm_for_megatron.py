@@ -45,6 +45,8 @@ _FLEX_BACKENDS = {
 
 Only HybridEP runs on NVLink between hosts (Megatron-LM, `moe_flex_dispatcher_backend` in `transformer_config.py`).
 """
+_BLACKWELL = ("b200", "b300", "gb200", "gb300", "rtx5090")
+"""Keys of `hpgo.hardware.rates` for GPUs of the architecture Blackwell."""
 _MAMBA_SPEC = ("megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec")
 """Module and name of the layers that `pretrain_mamba.py` builds, which 0.16 to 0.19 have."""
 RELEASES = ("0.16", "0.17", "0.18", "0.19")
@@ -61,7 +63,7 @@ def arguments(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     job = LlmExportJob.of(plan, target, place)
     words = [
         f"--{key}{'' if value is True else f' {_words(value)}'}"
-        for key, value in _settings(job).items()
+        for key, value in settings_of(job).items()
         if value is not False
     ]
     script = script_of(plan)
@@ -69,7 +71,7 @@ def arguments(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     return {place.main or "arguments.txt": "\n".join([*(f"# {line}" for line in comments), *words]) + "\n"}
 
 
-def _settings(job: LlmExportJob) -> dict[str, Value]:
+def settings_of(job: LlmExportJob) -> dict[str, Value]:
     """Return all options by name; False for those that are left out."""
     sections = (
         _model(job),
@@ -91,13 +93,27 @@ def script_of(plan: LlmPlan) -> str:
     return "pretrain_mamba.py" if is_hybrid(plan.transformer) else "pretrain_gpt.py"
 
 
+def max_connections(plan: LlmPlan) -> int | None:
+    """Return the number of hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) that the plan's overlap needs; None for any.
+
+    Several queues let the exchange of experts overlap with passes. Before Blackwell, Megatron Core needs a single one
+    for tensor and context parallelism, which its FSDP refuses.
+    """
+    config = plan.estimate.parallelism
+    if config.overlap_ep_comm:
+        return 32
+    is_before_blackwell = not (key_of(plan.cluster.nodes[0].device.name) or "").startswith(_BLACKWELL)
+    needs_one = is_before_blackwell and (config.tp > 1 or config.cp > 1) and config.zero_stage < MAX_ZERO
+    return 1 if needs_one else None
+
+
 def releases_of(plan: LlmPlan, target: Target) -> tuple[str, ...]:
     """Return the minor releases of Megatron-LM that train the plan's model with the exported arguments."""
     return _releases(LlmExportJob.of(plan, target, Place()))
 
 
 def _releases(job: LlmExportJob) -> tuple[str, ...]:
-    settings, latent = _settings(job), job.model.latent
+    settings, latent = settings_of(job), job.model.latent
     since = {release for name, release in _SINCE.items() if settings.get(name) not in {None, False}}
     if settings.get("experimental-attention-variant") and job.config.cp > 1:
         since.add("0.18")  # `TransformerConfig.__post_init__` refuses the two together before

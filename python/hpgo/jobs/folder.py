@@ -71,7 +71,7 @@ def files(
         _check_places(plan, target)
     else:
         check_settings(asdict(plan.estimate.parallelism), target)
-    small_plan = reduced(plan) if isinstance(plan, LlmPlan) else None
+    small_plan = reduced(plan) if isinstance(plan, LlmPlan) and not parts.not_reduced else None
     small_parts = None if small_plan is None else parts_of(small_plan, target)
     small = None if small_plan is None else job_of(small_plan, parts.title)
     # The plan comes first: an interrupted write then leaves a folder that the next one recognizes.
@@ -556,7 +556,7 @@ def _readme(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start:
     ]
     reduced_note = (
         (
-            ["", f"There is no reduced model for a first run on one host: {why_not_reduced(plan)}"]
+            ["", f"There is no reduced model for a first run on one host: {parts.not_reduced or why_not_reduced(plan)}"]
             if isinstance(plan, LlmPlan)
             else []
         )

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.export.llm_for_megatron import RELEASES, arguments, is_hybrid, releases_of, script_of
+from hpgo.export.llm_for_megatron import RELEASES, arguments, is_hybrid, max_connections, releases_of, script_of
 from hpgo.export.targets import Place
-from hpgo.hardware.rates import key_of
 from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder, Variable
-from hpgo.llm.parallelism import MAX_ZERO
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Target
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
 
 TESTED = ("0.16.1", "0.17.1", "0.18.2", "0.19.0")
 """Releases whose parser accepts the arguments."""
-_BLACKWELL = ("b200", "b300", "gb200", "gb300", "rtx5090")
-"""Keys of `hpgo.hardware.rates` for GPUs of the architecture Blackwell."""
 _REQUIREMENTS = (
     "torch==2.15.0",
     "# Needs a GPU, so it was not tested with these files.",
@@ -235,18 +231,14 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
 
 def _connections(plan: LlmPlan) -> Variable:
     """Return the number of hardware queues, which decides what may overlap."""
-    config = plan.estimate.parallelism
-    if config.overlap_ep_comm:
-        return Variable(
-            name="CUDA_DEVICE_MAX_CONNECTIONS",
-            value="32",
-            why="the exchange of experts overlaps with passes only if there are several hardware queues",
-        )
+    connections = max_connections(plan)
+    why = (
+        "the exchange of experts overlaps with passes only if there are several hardware queues"
+        if connections not in {None, 1}
+        else "Megatron-LM requires it for tensor and context parallelism before Blackwell"
+    )
     return Variable(
-        name="CUDA_DEVICE_MAX_CONNECTIONS",
-        value="1",
-        why="Megatron-LM requires it for tensor and context parallelism before Blackwell",
-        active=_is_before_blackwell(plan) and (config.tp > 1 or config.cp > 1) and config.zero_stage < MAX_ZERO,
+        name="CUDA_DEVICE_MAX_CONNECTIONS", value=str(connections or 1), why=why, active=connections is not None
     )
 
 
@@ -262,7 +254,3 @@ def _requirements(plan: LlmPlan, minors: tuple[str, ...], *, flexible: bool) -> 
         *(_MAMBA if is_hybrid(plan.transformer) else ()),
         *(_DELTA_NET if any(one.rule == "gated_delta" for block in blocks for one in block.scans) else ()),
     )
-
-
-def _is_before_blackwell(plan: LlmPlan) -> bool:
-    return not (key_of(plan.cluster.nodes[0].device.name) or "").startswith(_BLACKWELL)

@@ -113,6 +113,8 @@ class JobParts(Record):
     """Lines of `requirements.txt`: packages with the versions that were tested."""
     conversion: str = ""
     """Command that converts a Hugging Face checkpoint to one that the plan can load, or empty."""
+    not_reduced: str = ""
+    """Sentence with the reason why the framework can't run a reduced model of the plan; empty if it can."""
     notes: tuple[str, ...] = ()
     """Sentences for README.md: what the user has to know before the start."""
 
@@ -120,6 +122,7 @@ class JobParts(Record):
 FRAMEWORKS: Mapping[str, str] = MappingProxyType(
     {
         "megatron": "hpgo.jobs.megatron:parts",
+        "megatron-bridge": "hpgo.jobs.bridge:parts",
         "torchtitan@0.2": "hpgo.jobs.torchtitan_02:parts",
         "torchtitan": "hpgo.jobs.torchtitan:parts",
         "deepspeed": "hpgo.jobs.deepspeed:parts",
@@ -128,7 +131,7 @@ FRAMEWORKS: Mapping[str, str] = MappingProxyType(
 )
 """`module:function` that makes the parts, by the name of the framework, or by name and version if versions differ."""
 _NAMES = tuple(dict.fromkeys(name.partition("@")[0] for name in FRAMEWORKS))
-_LLM_ONLY, _LAYERS_ONLY = ("megatron",), ("torch",)
+_LLM_ONLY, _LAYERS_ONLY = ("megatron", "megatron-bridge"), ("torch",)
 """Frameworks whose job folders are for plans of transformers only, and for other plans only."""
 
 

@@ -102,6 +102,9 @@ class FrameworkSupport(Record):
     shape: Literal["any", "titan", "megatron"] = "any"
     """Models that the framework's settings describe: any model, because the user brings the code; torchtitan's
     packages; or Megatron-LM's GPT. `hpgo.llm.arithmetic.TABLES` has the settings of the latter two."""
+    hybrid: bool = True
+    """Whether models with a pattern of scans, attention and feed-forward layers are supported. Only for the shape
+    `megatron`."""
     ties: bool = True
     """Whether embeddings may be tied. Always True for models that the user brings."""
     ties_piped: bool = True
@@ -193,7 +196,7 @@ class FrameworkSupport(Record):
         what = None
         if self.shape == "megatron":
             try:
-                megatron_shape(model)
+                what = "a pattern of scans" if megatron_shape(model).hybrid and not self.hybrid else None
             except NoShapeError as error:
                 what = str(error)
         else:
@@ -537,6 +540,15 @@ fixed to 3. Beside a pipeline, the cost model does not cover it.
 Its attention is Transformer Engine's, whose `UnfusedDotProductAttention` has no context parallelism
 (`transformer_engine/pytorch/attention/dot_product_attention/utils.py`, 2.9 to 2.18).
 """
+MEGATRON_BRIDGE = replace(
+    MEGATRON, fsdp_stages=(), precisions=("bf16", "fp16", "fp8"), optimizers=("adam", "sgd"), adapters=True,
+    cuda_graphs=("none", "transformer_engine", "full_iteration"), further_tokens=False, hybrid=False, packed="none",
+)  # fmt: skip
+"""Megatron-Bridge, which trains models of Megatron Core that it builds from a configuration of Hugging Face.
+
+It captures graphs of layers by Transformer Engine only (`validate_cuda_graph_configuration` in `utils/cuda_graph.py`,
+0.6.0). Its Megatron-FSDP, Muon, packed documents, multi-token prediction and models with scans are not exported.
+"""
 TORCHTITAN = FrameworkSupport(
     zero_stages=(2, 3),
     zero_stages_with_pp=(2,),
@@ -596,6 +608,7 @@ matrices inside adapters are not found. Engines refuse 32-bit sums of gradients 
 
 SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
     ("megatron", "0.16"): MEGATRON,
+    ("megatron-bridge", "0.6"): MEGATRON_BRIDGE,
     ("torchtitan", "0.2"): TORCHTITAN_02,
     ("torchtitan", "0.3"): TORCHTITAN,
     ("deepspeed", "0.19"): DEEPSPEED,

@@ -7,7 +7,7 @@ how they handle gradients and the optimizer state. `check` rejects a plan that a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from hpgo.programs.optimizers import OptimizerName
 
 TrainingFramework = Literal[
-    "megatron", "megatron@0.16", "torchtitan", "torchtitan@0.2", "torchtitan@0.3", "deepspeed", "deepspeed@0.19",
-    "torch", "torch@2.15",
+    "megatron", "megatron@0.16", "megatron-bridge", "megatron-bridge@0.6", "torchtitan", "torchtitan@0.2",
+    "torchtitan@0.3", "deepspeed", "deepspeed@0.19", "torch", "torch@2.15",
 ]  # fmt: skip
 """Frameworks that `hpgo.plan` plans for. Patch releases of these versions, as in `torchtitan@0.2.2`, are accepted
 too."""
@@ -113,19 +113,22 @@ _BY_FILE = MappingProxyType(
 )  # fmt: skip
 _FSDP: tuple[OptimizerName, ...] = ("adam-fp32", "adam-bf16-fp32-gradients")
 """Optimizers of torchtitan: variants of Adam. FSDP sums gradients in fp32."""
+_MEGATRON = Framework(
+    "megatron",
+    "0.16",
+    "Megatron-LM",
+    schedules=MappingProxyType({"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}),
+    cuts="blocks",
+    recomputes="groups",
+    tensor_parallel=True,
+    tied_weights="ends",
+    shares_sgd=False,
+)
 
 TABLE: tuple[Framework, ...] = (
-    Framework(
-        "megatron",
-        "0.16",
-        "Megatron-LM",
-        schedules=MappingProxyType({"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}),
-        cuts="blocks",
-        recomputes="groups",
-        tensor_parallel=True,
-        tied_weights="ends",
-        shares_sgd=False,
-    ),
+    _MEGATRON,
+    # It trains models of Megatron Core, like Megatron-LM.
+    replace(_MEGATRON, name="megatron-bridge", version="0.6", title="Megatron-Bridge"),
     # Beside a pipeline, torchtitan's data parallelism is FSDP, which shards the optimizer state. PyTorch's runtime
     # reduces gradients after the last backward pass of the stage, so nothing overlaps.
     Framework(

@@ -23,6 +23,7 @@ Communication = Literal["link", "latency", "stream", "stream_deferred", "rendezv
 
 # The planner's tables hold the same names. They are repeated here, because a type checker can't read a table.
 LlmFramework = Literal[
-    "megatron", "megatron@0.16", "torchtitan", "torchtitan@0.2", "torchtitan@0.3", "deepspeed", "deepspeed@0.19"
-]
+    "megatron", "megatron@0.16", "megatron-bridge", "megatron-bridge@0.6", "torchtitan", "torchtitan@0.2",
+    "torchtitan@0.3", "deepspeed", "deepspeed@0.19",
+]  # fmt: skip
 """Frameworks that `hpgo.plan_llm` plans for."""

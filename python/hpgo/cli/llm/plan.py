@@ -65,7 +65,7 @@ class _Choice(click.ParamType):  # type: ignore[type-arg]  # not generic before 
 class PlanOptions(TrainingOptions):
     """Options of the search space, and outputs for the best configuration."""
 
-    framework: str | None = framework_option("megatron", "torchtitan", "deepspeed")
+    framework: str | None = framework_option("megatron", "megatron-bridge", "torchtitan", "deepspeed")
     fix: tuple[tuple[str, ...], ...] = option(
         "--fix",
         type=_Words(),
