@@ -59,7 +59,7 @@ def plan(
 
     Options, with their defaults:
         schedule="eager_1f1b": `1f1b`, `eager_1f1b` or `gpipe`; `zb_h1`, `zb_h2`, `zb`, `1f1b_overlap` or
-            `sequential`, which are simulated on cuts that the search finds, without a bound; `interleaved`,
+            `sequential`, which are simulated on cuts that the search finds; `interleaved`,
             `interleaved_overlap`, `looped_bfs`, `hanayo`, `interleaved_zb`, `zb_v`, `v_half`, `v_min` or `dualpipe_v`,
             which have virtual stages (`Plan.virtual_stages_per_rank`) and a separate search and bound; or `auto`, which
             compares all in `Plan.schedules` and returns the one with the shortest step.

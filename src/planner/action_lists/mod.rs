@@ -22,6 +22,8 @@ use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::{self, CandidatePlan, Settings, WarmUp};
 use crate::schedule::{Family, Schedule, family};
 
+use bound::one_stage_bound_s;
+
 pub use bound::lower_bound_s;
 pub use fit::fastest;
 pub use one_stage::{FRUGAL, ONE_STAGE};
@@ -76,7 +78,7 @@ pub struct SimulatedPlan {
 pub struct FoundPlan {
     /// The plan with its run.
     pub plan: SimulatedPlan,
-    /// Lower bound on the step of every plan with this schedule. `None` if no bound is known.
+    /// Lower bound on the step of every plan with this schedule. `None` if no plan fits.
     pub lower_bound_s: Option<f64>,
     /// Whether borders could be at every cut. Otherwise they were limited to one line of nested cuts.
     pub has_all_cuts: bool,
@@ -227,7 +229,8 @@ impl Search<'_> {
         self.run_each(&others, &cuts, false, false)
     }
 
-    /// Runs schedules with one stage per device on these cuts. If they are all cuts, the best step is also the bound.
+    /// Runs schedules with one stage per device on these cuts. If they are the cuts of all plans, the best step is also
+    /// the bound.
     fn run_each(
         &mut self,
         families: &[&'static Family],
@@ -236,15 +239,21 @@ impl Search<'_> {
         has_all: bool,
     ) -> Result<()> {
         for family in families {
-            let outcome = match one_stage::best(self.problem, family, cuts, &self.quiet())? {
-                Some((plan, simulated)) => Outcome::Simulated(Box::new(FoundPlan {
-                    lower_bound_s: (has_all && plan.run.fits() && !self.control.should_stop())
-                        .then_some(plan.run.step_s),
-                    plan,
-                    has_all_cuts: true, // every cut of the model was allowed
-                    is_node_aligned,
-                    simulated,
-                })),
+            let control = self.quiet();
+            let outcome = match one_stage::best(self.problem, family, cuts, &control)? {
+                Some((plan, simulated)) => {
+                    let is_proven = has_all && !self.control.should_stop();
+                    let bound_s = |step_s| {
+                        if is_proven { step_s } else { one_stage_bound_s(self.problem, family, step_s, &control) }
+                    };
+                    Outcome::Simulated(Box::new(FoundPlan {
+                        lower_bound_s: plan.run.fits().then(|| bound_s(plan.run.step_s)),
+                        plan,
+                        has_all_cuts: true, // every cut of the model was allowed
+                        is_node_aligned,
+                        simulated,
+                    }))
+                }
                 None => Outcome::Nothing(Error::infeasible(
                     "no plan was simulated: no cuts were found, or their steps have too many micro-batches",
                     "choose larger micro-batches, or a smaller batch",

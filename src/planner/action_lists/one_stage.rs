@@ -3,7 +3,8 @@
 //!
 //! They run on all plans if these are few (`every_plan`). Then the shortest step is the optimum, and also the bound.
 //! Otherwise they run on cuts that suit 1F1B: the best ones for each pipeline depth and each promising micro-batch size.
-//! Each is simulated, and the shortest step that fits is the result. Other cuts may be better, so there is no bound.
+//! Each is simulated, and the shortest step that fits is the result. Other cuts may be better, so the bound is another
+//! one: it holds for any order of the actions.
 
 use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::{self, CandidatePlan, PlanEvaluator, Settings, StageCost, WarmUp};
@@ -18,9 +19,11 @@ use crate::error::Result;
 use crate::schedule::{Family, Schedule};
 
 /// Schedules that this module plans.
-pub const ONE_STAGE: [&str; 5] = ["zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential"];
+pub const ONE_STAGE: [&str; 5] = ["zb_h1", "zb_h2", "zb", "1f1b_overlap", SEQUENTIAL];
 /// Schedules of this module that can run with one activation per stage, which is less than 1F1B needs.
-pub const FRUGAL: [&str; 2] = ["zb", "sequential"];
+pub const FRUGAL: [&str; 2] = ["zb", SEQUENTIAL];
+/// Schedule that starts a micro-batch only after the one before it has ended.
+pub(super) const SEQUENTIAL: &str = "sequential";
 
 /// Relative margin between times that differ by the order of summation only.
 const ROUNDING: f64 = 1.0 + 1e-9;

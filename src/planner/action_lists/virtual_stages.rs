@@ -203,7 +203,8 @@ impl<'a> Pool<'a> {
             let micro_batches = |shape: &Shape| (settings.global_batch / shape.micro_batch) as usize;
             shapes.retain(|shape| micro_batches(shape) > 1 && shape.replicas.len() <= micro_batches(shape));
         }
-        let lower_bound_s = lower_bound_s(model, cluster, settings, family);
+        // There are at least two groups, so none has all devices.
+        let lower_bound_s = lower_bound_s(model, cluster, settings, family, cluster.devices().saturating_sub(1));
         control.report(Progress { lower_bound_s, ..control.progress() });
         let start = |shape| Improver::start((model, cluster, settings), row, family, shape, control);
         let shapes: Vec<Improver<'a>> = shapes.into_par_iter().filter_map(start).collect();

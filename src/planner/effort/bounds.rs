@@ -55,3 +55,14 @@ pub(crate) const MAX_CAPACITIES_LEFT_OUT: usize = 3;
 /// Number of slices of all cuts. 800 would halve what a stage loses at its ends, and take four times as long. Not
 /// tuned.
 pub(crate) const SLICES: usize = 400;
+
+// The bound for any order of actions (`any_order`).
+
+/// Number of units of devices that the bound distinguishes. Larger clusters count several devices as one unit. Not
+/// tuned.
+pub(crate) const ANY_ORDER_UNITS: u32 = 64;
+/// Limit on the stages of one micro-batch size, times the units of devices. Beyond it there is only the bound of all
+/// cuts. Not tuned.
+pub(crate) const ANY_ORDER_STEPS: usize = 20_000_000;
+/// Width at which the bisection of thresholds ends, as a share of the threshold. Not tuned.
+pub(crate) const ANY_ORDER_TOLERANCE: f64 = 2e-3;

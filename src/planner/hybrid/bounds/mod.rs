@@ -10,12 +10,14 @@
 //! | Cuts in groups | [`cut_groups`], `prefix/group_pairs`, [`nested_stages`] |
 //! | Links of any placement | [`link_bounds`], [`relaxed_space`], `prefix/adjacency` |
 //! | All cuts | [`all_cuts`] |
+//! | Any order | [`any_order`] |
 //! | Memory | [`memory`] |
 //! | A pass | [`bound_bisection`] |
 //!
 //! `tests` checks each lemma against simulated pipelines.
 
 pub(crate) mod all_cuts;
+pub(crate) mod any_order;
 pub(crate) mod bound_bisection;
 pub(crate) mod cut_groups;
 pub(crate) mod device_classes;

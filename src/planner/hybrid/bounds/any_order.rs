@@ -1,0 +1,279 @@
+//! Lemma *Any order* (docs/proofs.md#any-order): a lower bound on the step of every plan with one stage per device,
+//! whatever the order in which its stages run their actions.
+//!
+//! A threshold is a bound if no row of stages from the first cut to the last stays below it. A dynamic program over cuts
+//! and numbers of devices decides that: for each prefix, it keeps the shortest way down to the next stage, and the
+//! shortest way down and back up. Both are sums over the stages in front, so the minima of all prefixes are enough.
+
+use crate::planner::effort::bounds;
+use crate::planner::hybrid::{
+    bounds::link_bounds::{Links, min_rate},
+    settings::Settings,
+    subproblem::Subproblem,
+};
+
+use crate::control::Control;
+use crate::cost::network::{Cluster, Rate};
+use crate::cost::{self, LayerSums, Totals};
+
+/// Properties of a schedule that its bound uses.
+#[derive(Debug, Clone, Copy)]
+pub struct AnyOrder {
+    /// Whether it may run input gradients and weight gradients apart.
+    pub splits_backward: bool,
+    /// Whether a micro-batch starts only after the one before it has ended.
+    pub is_sequential: bool,
+}
+
+/// Returns a lower bound on the step of every plan that fits memory, at most `known_s`, which is the step of one of
+/// them. `floor_s` must be a lower bound already.
+///
+/// Plans with cuts that `model` does not list are not covered. A search that is stopped, or that has too many stages,
+/// returns `floor_s`.
+#[must_use]
+pub fn min_step_of_any_order_s(
+    (model, cluster, settings): (&LayerSums, &Cluster, &Settings),
+    order: AnyOrder,
+    (floor_s, known_s): (f64, f64),
+    control: &Control,
+) -> f64 {
+    let mut bound_s = known_s;
+    for task in Subproblem::all(model, cluster, settings) {
+        // Another size can only lower the bound below the smallest one so far.
+        bound_s = Stages::of(&task, order, bound_s).map_or(floor_s, |stages| stages.min_step_s(floor_s, bound_s));
+        if bound_s <= floor_s || control.should_stop() {
+            return floor_s;
+        }
+    }
+    bound_s
+}
+
+/// Stages that plans of one micro-batch size may have.
+struct Stages {
+    /// Stages below the threshold, by the cut at which they end.
+    of_end: Vec<Vec<Stage>>,
+    /// Number of units of devices of the cluster.
+    units: usize,
+    micro_batches: f64,
+    is_sequential: bool,
+    /// Shortest way of one micro-batch through all layers behind each cut and back.
+    behind_s: Vec<f64>,
+}
+
+/// Shortest times of a stage between two cuts with some number of replicas, in any placement.
+struct Stage {
+    begin: usize,
+    /// Units of devices that the stage takes.
+    units: usize,
+    forward_s: f64,
+    /// Input gradient, or a whole backward if that is shorter.
+    back_s: f64,
+    /// Backward, whole or as two passes.
+    backward_s: f64,
+    /// Transfer to the next stage. 0 for the last stage.
+    transfer_s: f64,
+    exposed_grad_reduce_s: f64,
+}
+
+impl Stages {
+    /// Returns the stages that stay below `threshold_s` by themselves. `None` if they are too many.
+    fn of(task: &Subproblem<'_>, order: AnyOrder, threshold_s: f64) -> Option<Self> {
+        let &Subproblem { model, cluster, settings, micro_batches, .. } = task;
+        let links = Links::new(task, false);
+        let micro_batches = f64::from(micro_batches);
+        // Devices are counted in units, rounded down for each stage and up for the cluster, which lowers the bound.
+        let unit = cluster.devices().div_ceil(bounds::ANY_ORDER_UNITS);
+        let units = cluster.devices().div_ceil(unit) as usize;
+        if model.pairs() * links.spans.len() * units > bounds::ANY_ORDER_STEPS {
+            return None;
+        }
+        let highest = |value: fn(&cost::network::Node) -> f64| cluster.nodes.iter().map(value).fold(0.0, f64::max);
+        let fastest = highest(|node| node.speed);
+        let slowest = cluster.nodes.iter().map(|node| node.speed).fold(f64::INFINITY, f64::min);
+        let capacity_bytes = highest(|node| node.memory_bytes) - settings.memory.reserved_bytes;
+        let last = model.cuts() - 1;
+        let mut of_end: Vec<Vec<Stage>> = Vec::new();
+        of_end.resize_with(last + 1, Vec::new);
+        for &(min_replicas, max_replicas) in &links.spans {
+            let Some(totals) = task.totals_index[min_replicas as usize] else { continue };
+            let totals = &task.totals[totals as usize];
+            let (transfer, sync) = shortest_rates(&links, (min_replicas, max_replicas));
+            for (end, stages) in of_end.iter_mut().enumerate() {
+                for begin in model.begins(end).map(|begin| begin as usize) {
+                    let passes = passes_s(totals, (begin, end), task.recompute, order.splits_backward);
+                    let [forward_s, back_s, backward_s] = passes.map(|pass_s| pass_s / fastest);
+                    if micro_batches * (forward_s + backward_s) >= threshold_s {
+                        continue;
+                    }
+                    let memory =
+                        cost::memory(model, totals, &settings.memory, (begin, end), max_replicas, 1, task.recompute);
+                    if memory.total_bytes() * (1.0 - ROUNDING) > capacity_bytes {
+                        continue;
+                    }
+                    let transfer_s = task.cut_bytes[end] * transfer.s_per_byte + transfer.latency_s;
+                    stages.push(Stage {
+                        begin,
+                        units: (min_replicas / unit) as usize,
+                        forward_s,
+                        back_s,
+                        backward_s,
+                        transfer_s: if end == last { 0.0 } else { transfer_s },
+                        // Slow backwards hide most of the gradient reduction.
+                        exposed_grad_reduce_s: cost::grad_reduce_s(
+                            model,
+                            totals,
+                            slowest,
+                            (begin, end),
+                            sync,
+                            settings.overlap_sync,
+                        ),
+                    });
+                }
+            }
+        }
+        let behind_s = ways_behind_s(task, order.splits_backward, fastest);
+        Some(Self { of_end, units, micro_batches, is_sequential: order.is_sequential, behind_s })
+    }
+
+    /// Returns a lower bound on the step of all plans, from `floor_s` to `threshold_s`, by bisection.
+    fn min_step_s(&self, floor_s: f64, threshold_s: f64) -> f64 {
+        if !self.has_plan(threshold_s * (1.0 - ROUNDING)) {
+            return threshold_s;
+        }
+        let (mut low_s, mut high_s) = (floor_s, threshold_s);
+        while high_s - low_s > bounds::ANY_ORDER_TOLERANCE * high_s {
+            let middle_s = low_s.midpoint(high_s);
+            if self.has_plan(middle_s) { high_s = middle_s } else { low_s = middle_s }
+        }
+        low_s * (1.0 - ROUNDING)
+    }
+
+    /// Returns whether some row of stages stays below the threshold.
+    fn has_plan(&self, threshold_s: f64) -> bool {
+        let width = self.units + 1;
+        // The way down to a cut, and the way down and back up, by units that are taken at most.
+        let mut down_s = vec![f64::INFINITY; self.of_end.len() * width];
+        let mut both_s = down_s.clone();
+        down_s[..width].fill(0.0);
+        both_s[..width].fill(0.0);
+        for (end, stages) in self.of_end.iter().enumerate() {
+            for stage in stages {
+                let bounds = self.bounds_of(stage, end);
+                for taken in stage.units..width {
+                    let from = stage.begin * width + taken - stage.units;
+                    let to = end * width + taken;
+                    if down_s[from] + bounds.down_s < threshold_s && both_s[from] + bounds.both_s < threshold_s {
+                        down_s[to] = down_s[to].min(down_s[from] + stage.forward_s + stage.transfer_s);
+                        both_s[to] = both_s[to].min(both_s[from] + bounds.way_s);
+                    }
+                }
+            }
+        }
+        both_s[self.of_end.len() * width - 1].is_finite()
+    }
+
+    /// Returns what a stage adds to the way down and to the way down and back, up to the end of the step.
+    fn bounds_of(&self, stage: &Stage, end: usize) -> StageBounds {
+        let &Stage { begin, forward_s, back_s, backward_s, transfer_s, exposed_grad_reduce_s, .. } = stage;
+        // The step ends after a whole backward of the first stage and its reduction, but the others only have to send
+        // the gradient of their inputs.
+        let own_s = match (begin == 0, self.is_sequential) {
+            (false, _) => forward_s + back_s,
+            (true, true) => forward_s + backward_s,
+            (true, false) => forward_s + backward_s + exposed_grad_reduce_s,
+        };
+        let way_s = own_s + 2.0 * transfer_s;
+        let through_s = way_s + self.behind_s[end];
+        let down_s = self.micro_batches * (forward_s + backward_s) + exposed_grad_reduce_s;
+        let others = self.micro_batches - 1.0;
+        let both_s = if begin == 0 { 0.0 } else { self.micro_batches * (forward_s + back_s) };
+        let both_s = both_s.max(through_s + others * forward_s.max(back_s));
+        if !self.is_sequential {
+            return StageBounds { down_s, both_s, way_s };
+        }
+        // Each micro-batch takes the whole way, so the ways of all of them are added up.
+        let [way_s, through_s] = [way_s, through_s].map(|one_s| self.micro_batches * one_s);
+        StageBounds { down_s, both_s: through_s, way_s }
+    }
+}
+
+/// Lower bounds on the step, less the way through the stages in front.
+struct StageBounds {
+    /// Bound without the way down to the stage.
+    down_s: f64,
+    /// Bound without the way down to the stage and the way back up.
+    both_s: f64,
+    /// What the stage adds to the way down and back of the stages behind it.
+    way_s: f64,
+}
+
+/// Relative margin that covers the rounding of sums in different order.
+const ROUNDING: f64 = 1e-9;
+
+/// Returns the shortest transfer rate to a next stage, and the shortest all-reduce rate, in any placement.
+fn shortest_rates(links: &Links, replicas: (u32, u32)) -> (Rate, Rate) {
+    let all = (1, links.spans.last().map_or(1, |span| span.1));
+    let mut rates: Vec<(Rate, Rate)> = Vec::new();
+    if links.fits_one(replicas) {
+        let sync = links.all_reduce_in_one(replicas);
+        if links.nodes > 1 {
+            rates.push((links.apart(), sync));
+            rates.extend(links.one_and_any_spread(replicas).map(|transfer| (transfer, sync)));
+        }
+        // A next stage on the same node needs a device there. A cluster of one device has no transfers.
+        if links.widest > replicas.0 || links.nodes == 1 {
+            rates.push((links.beside(replicas, all), sync));
+        }
+    }
+    for spread in links.spreads(replicas) {
+        let sync = links.all_reduce_spread(spread);
+        rates.push((links.one_and_spread(all, spread), sync));
+        rates.extend(links.any_spread(spread).map(|transfer| (transfer, sync)));
+    }
+    let shorter = |a: (Rate, Rate), b: (Rate, Rate)| (min_rate(a.0, b.0), min_rate(a.1, b.1));
+    rates.into_iter().reduce(shorter).unwrap_or_default()
+}
+
+/// Returns the forward, the input gradient and the backward of the layers between two cuts, at speed 1. The last two
+/// include a repeated forward, and are never longer than a whole backward.
+fn passes_s(totals: &Totals, (begin, end): (usize, usize), recompute: bool, splits_backward: bool) -> [f64; 3] {
+    let between = |below: &[f64]| (below[end] - below[begin]).max(0.0);
+    let (forward_s, whole_s) = (between(&totals.forward_s), between(&totals.backward_s));
+    let halves_s = totals.halves.as_ref().map_or((whole_s / 2.0, whole_s / 2.0), |halves| {
+        (between(&halves.input_gradient_s), between(&halves.weight_gradient_s))
+    });
+    shortest_passes_s((forward_s, whole_s), halves_s, recompute, splits_backward)
+}
+
+/// Returns the forward, the input gradient and the backward of layers with these times, with repeated forwards.
+fn shortest_passes_s(
+    (forward_s, whole_s): (f64, f64),
+    (input_s, weight_s): (f64, f64),
+    recompute: bool,
+    splits_backward: bool,
+) -> [f64; 3] {
+    let repeated_s = if recompute { forward_s } else { 0.0 };
+    // A schedule that splits backwards may still run some of them whole.
+    let (back_s, backward_s) =
+        if splits_backward { (whole_s.min(input_s), whole_s.min(input_s + weight_s)) } else { (whole_s, whole_s) };
+    [forward_s, repeated_s + back_s, repeated_s + backward_s]
+}
+
+/// Returns the shortest way of one micro-batch through the layers behind each cut and back, in seconds.
+fn ways_behind_s(task: &Subproblem<'_>, splits_backward: bool, fastest: f64) -> Vec<f64> {
+    let shares = || task.totals_index.iter().flatten().map(|&index| &task.totals[index as usize]);
+    let layer_s: Vec<f64> = (0..task.model.layer_parameter_bytes.len())
+        .map(|layer| {
+            let ways_s = shares().map(|totals| {
+                let whole_s = (totals.layer_forward_s[layer], totals.layer_backward_s[layer]);
+                let [forward_s, back_s, _] =
+                    shortest_passes_s(whole_s, totals.layer_halves_s(layer), task.recompute, splits_backward);
+                (forward_s + back_s) / fastest
+            });
+            ways_s.fold(f64::INFINITY, f64::min)
+        })
+        .collect();
+    let below_s = task.model.sums_below(&layer_s);
+    let all_s = below_s[below_s.len() - 1];
+    below_s.into_iter().map(|below_s| (all_s - below_s).max(0.0)).collect()
+}
