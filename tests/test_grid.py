@@ -71,7 +71,8 @@ def every_way(
     """Everything that `hpgo.estimate_llm` accepts, by degrees, layers of each stage, and what is recomputed.
 
     All have the settings in `fix`. Megatron-LM packs single sequences, and moves state to the CPU with ZeRO only.
-    `graphs` adds the CUDA graphs that the search tries.
+    `graphs` adds the CUDA graphs that the search tries, and the hidden exchange of experts, which Megatron-LM runs with
+    expert parallelism and without single stages per rank.
     """
     fix = fix or {}
     found: dict[tuple, hpgo.LlmEstimate] = {}
@@ -80,6 +81,7 @@ def every_way(
     if graphs and model.experts:
         modules = ["attn", *(["mlp"] if model.dense_layers else []), "moe_router", "moe_preprocess"]
         graphed.append({"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": sorted(modules)})
+        graphed.append({"overlap_ep_comm": True})
     elif graphs:
         graphed += [{"cuda_graph_impl": impl} for impl in ("local", "full_iteration")]
     for tp, cp, ep, pp, vpp, size, zero in product(
@@ -103,6 +105,9 @@ def every_way(
         ]
         splits += [{"pipeline_layout": layout} for layout in layouts_of(model, pp, vpp)]
         for split, setting in product(splits, graphed):
+            hides = "overlap_ep_comm" in setting
+            if hides and (ep == 1 or (pp > 1 and vpp == 1)):
+                continue
             ask = partial(hpgo.estimate_llm, model, cluster, **given, **setting, **split)
             try:
                 one = ask()
@@ -111,12 +116,12 @@ def every_way(
             cut = tuple(tuple(stop - start for start, stop in stage.layers) for stage in one.stages)
             cut = (*cut, one.parallelism.further_stage)
             impl = setting.get("cuda_graph_impl", "none")
-            asked = (*degrees.values(), impl)
+            asked = (*degrees.values(), impl, hides)
             if (asked, cut, "none", None) in found:
                 continue  # it is that with the embedding and the head as one layer each, say
             found[asked, cut, "none", None] = one
-            if impl in {"local", "transformer_engine"}:
-                continue  # graphs of layers exclude full recomputation
+            if hides or impl in {"local", "transformer_engine"}:
+                continue  # both exclude full recomputation
             recomputed = partial(ask, recompute="full")
             found[asked, cut, "full", None] = recomputed()
             for count in range(1, max(map(max, cut[:-1]))):

@@ -138,6 +138,11 @@ class SearchSpace:
         runs = value == 1 or name not in _OPTIONAL or getattr(self.rules, name)
         return runs and self.fixed.get(name, value) == value and self._is_left_in(name, value)
 
+    def hides_exchange(self, model: Transformer) -> bool:
+        """Return whether the search may try to hide the exchange of experts behind other passes."""
+        open_here = "overlap_ep_comm" not in self.fixed and self.takes("overlap_ep_comm", True)
+        return bool(model.experts) and self.rules.expert_settings and open_here
+
     def divides_norms(self, tp: int) -> bool:
         """Return whether configurations with this `tp` have sequence parallelism: all, where the framework has it."""
         return tp > 1 and self.rules.sequence_parallel != "never"

@@ -33,6 +33,8 @@ class Complexity(NamedTuple):
     """Whether activations are recomputed, an option that also has to be tuned."""
     cuda_graphs: bool
     """Whether CUDA graphs replay launches. They exclude other options, and what they capture is hard to debug."""
+    hidden_exchange: bool
+    """Whether passes of two micro-batches run beside each other to hide the exchange of experts."""
     hybrid: bool
     """Whether groups of replicas each hold all shards, which adds process groups."""
     sharding: int
@@ -54,6 +56,7 @@ def complexity(config: ParallelismConfig) -> Complexity:
         config.ends != (None, None) or config.pipeline_layout is not None,
         config.recompute != "none",
         config.cuda_graph_impl != "none",
+        config.overlap_ep_comm,
         config.dp_replicate > 1,
         max(0, config.zero_stage - 1),
     )
@@ -97,6 +100,7 @@ def simpler_by(simple: ParallelismConfig, other: ParallelismConfig) -> str:
     saved += ["uneven stages" if other.pipeline_layout else "uneven end ranks"] if here.uneven < there.uneven else []
     saved += ["recomputation"] if here.recompute < there.recompute else []
     saved += ["CUDA graphs"] if here.cuda_graphs < there.cuda_graphs else []
+    saved += ["hidden expert exchange"] if here.hidden_exchange < there.hidden_exchange else []
     saved += ["hybrid sharding"] if here.hybrid < there.hybrid else []
     saved += [f"ZeRO stage {other.zero_stage}"] if here.sharding < there.sharding else []
     return join_words(saved) if saved else ""
