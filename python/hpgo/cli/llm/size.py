@@ -165,10 +165,6 @@ def command(options: SizeOptions) -> None:
     with as_options():
         prices = None if options.prices is None else Prices.read(options.prices)
         found = _search(options, prices)
-    for output in options.outputs:
-        from hpgo.show.size_figure import draw_sizes
-
-        draw_sizes(found, output, currency="" if prices is None else prices.currency)
     if options.as_json:
         click.echo(json_text(size_report.document(found, prices)))
     else:
@@ -176,6 +172,11 @@ def command(options: SizeOptions) -> None:
         note_model(found.transformer, found.seq_length)
         for kind in found.kinds:
             note_unmeasured(Cluster.preset(kind), None)
+    # Draw last, so that a file that can't be written does not hide the result.
+    for output in options.outputs:
+        from hpgo.show.size_figure import draw_sizes
+
+        draw_sizes(found, output, currency="" if prices is None else prices.currency)
     if not found.is_complete:
         say("note", "the search was interrupted; the result has what was found until then")
 
