@@ -174,7 +174,7 @@ def command(options: SizeOptions) -> None:
     if options.as_json:
         click.echo(json_text(size_report.document(found, prices)))
     else:
-        click.echo("\n".join(size_report.lines(found, prices, width())))
+        click.echo("\n".join(size_report.lines(found, prices, width(), model=options.model)))
         note_model(found.transformer, found.seq_length)
         for kind in found.kinds:
             note_unmeasured(Cluster.preset(kind), None)
