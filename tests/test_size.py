@@ -240,6 +240,17 @@ def test_ctrl_c_gives_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "interrupted" in size_report.lines(found)[-1]
 
 
+def test_the_next_command_plans_the_same_configuration() -> None:
+    answer = within(4).answer("h100")
+    assert answer is not None
+    text = " ".join(size_report.lines(within(4), model="llama-3-8b")).replace("\\", " ")
+    words = text[text.index("hpgo llm plan") :].split()[1 : -len(["-o", "llm-plan.json"])]
+    done = CliRunner().invoke(group, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["estimates"][found["fastest"] - 1]["step_s"] == answer.estimate.step_s
+
+
 def test_the_command_prints_what_python_finds() -> None:
     words = ["llm", "size", "llama-3-8b", "--tokens", "200B", "--on", "h100", "--gpus", "8..160"]
     done = CliRunner().invoke(group, [*words, "--tokens-per-batch", str(512 * 8192), "--days", "4", "--json"])

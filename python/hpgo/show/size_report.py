@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from hpgo.base.units import format_count
 from hpgo.llm.goodput import HOUR_S
 from hpgo.llm.plan import facts
 from hpgo.llm.size import PUBLISHED_RUNS
+from hpgo.show.llm_report import next_commands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
 WIDTH = 80
 
 
-def lines(sizes: LlmSizes, prices: Prices | None = None, width: int = WIDTH) -> list[str]:
-    """Return the lines of the report: the clusters, what they are worth to each other, and their configurations."""
+def lines(sizes: LlmSizes, prices: Prices | None = None, width: int = WIDTH, *, model: str = "") -> list[str]:
+    """Return the lines of the report: the clusters, what they are worth to each other, and their configurations.
+
+    `model` is the name or file of the model on the command line. With it, the report ends with the next command.
+    """
     asked = (
         f"{printable(sizes.transformer.name)}: {format_count(sizes.tokens)} tokens in sequences of"
         f" {sizes.seq_length:,}, about {format_count(sizes.global_batch_size * sizes.seq_length)} tokens per step,"
@@ -49,7 +54,21 @@ def lines(sizes: LlmSizes, prices: Prices | None = None, width: int = WIDTH) -> 
     notes = [*_exchange(sizes), *_source(prices), _published(shown), *_failures(sizes, shown), _search(sizes)]
     for note in notes:
         found += ["", *textwrap.wrap(note, width)]
+    # No command names a part of each node, so clusters with idle GPUs have no next command.
+    whole = [point for point in shown if point.estimate.gpus == point.gpus]
+    if model and whole:
+        found += next_commands([_plan_command(sizes, whole[0], model)], "Next:")
     return [*found, *_incomplete(sizes)]
+
+
+def _plan_command(sizes: LlmSizes, point: SizePoint, model: str) -> str:
+    """Return the command that plans the configuration of a cluster."""
+    batch = str(point.estimate.global_batch_size)
+    words = ["hpgo", "llm", "plan", model, "-c", f"{point.kind}:{point.nodes}", "-b", batch]
+    words += ["--seq-length", str(sizes.seq_length), "--devices", str(point.gpus)]
+    words += [] if sizes.precision == "bf16" else ["--precision", sizes.precision]
+    words += [] if sizes.framework == "megatron" else ["--framework", sizes.framework]
+    return shlex.join([*words, "--choose", "fastest", "-o", "llm-plan.json"])
 
 
 def _title(sizes: LlmSizes, currency: str) -> str:

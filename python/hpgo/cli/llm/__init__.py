@@ -31,4 +31,6 @@ def command() -> None:
       hpgo llm plan llama-3-70b -c h100:8 -b 256 --seq-length 8192
       hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2
       hpgo llm explain llm-plan.json --compare-with tp=8
+      hpgo llm size llama-3-70b --tokens 15T --days 30
+      hpgo llm fit llama-3-8b -c rtx4090
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from hpgo.base.documents import json_text
-from hpgo.base.messages import shorten
+from hpgo.base.messages import join_words, shorten
 from hpgo.base.units import parse_count
 from hpgo.cli.command import Options, option, takes
 from hpgo.cli.llm.options import COUNT, MODEL, note_model, note_unmeasured
@@ -19,7 +19,6 @@ from hpgo.llm.parallelism import Precision
 from hpgo.llm.prices import USUAL
 
 if TYPE_CHECKING:
-    from hpgo.llm.prices import Prices
     from hpgo.llm.size import LlmSizes
     from hpgo.programs.names import LlmFramework
 
@@ -160,36 +159,39 @@ def command(options: SizeOptions) -> None:
     """
     from hpgo.hardware.cluster import Cluster
     from hpgo.llm.prices import Prices
+    from hpgo.llm.size import KINDS
     from hpgo.show import size_report
 
     with as_options():
         prices = None if options.prices is None else Prices.read(options.prices)
-        found = _search(options, prices)
+        kinds = [kind.strip() for kind in (options.on.split(",") if options.on else options.quota or KINDS)]
+        ask: dict[str, Any] = {"commitment": options.commitment, "zone": options.zone}
+        priced = {} if prices is None else {kind: prices.of(kind, **ask) for kind in kinds}
+        found = _search(options, kinds, {kind: price for kind, (price, _) in priced.items()})
+    zones = [f"{zone} for {kind}" for kind, (_, zone) in priced.items() if zone]
+    if zones and options.zone is None:
+        say("note", f"the cheapest zone is {join_words(zones)}; --zone chooses another")
+    if options.as_json:
+        click.echo(json_text(size_report.document(found, prices)))
+    else:
+        click.echo("\n".join(size_report.lines(found, prices, width(), model=options.model)))
+        note_model(found.transformer, found.seq_length)
+        for kind in found.kinds:
+            note_unmeasured(Cluster.preset(kind), None)
+    # Draw last, so that a file that can't be written does not hide the result.
     for output in options.outputs:
         from hpgo.show.size_figure import draw_sizes
 
         draw_sizes(found, output, currency="" if prices is None else prices.currency)
-    if options.as_json:
-        click.echo(json_text(size_report.document(found, prices)))
-    else:
-        click.echo("\n".join(size_report.lines(found, prices, width())))
-        note_model(found.transformer, found.seq_length)
-        for kind in found.kinds:
-            note_unmeasured(Cluster.preset(kind), None)
-    if not found.is_complete:
+    # The report has a line on it. JSON has it as a field, which is easily missed.
+    if not found.is_complete and options.as_json:
         say("note", "the search was interrupted; the result has what was found until then")
 
 
-def _search(options: SizeOptions, prices: Prices | None) -> LlmSizes:
+def _search(options: SizeOptions, kinds: list[str], hour_prices: dict[str, float]) -> LlmSizes:
     from hpgo.llm.goodput import HOUR_S, MTBF_GPU_HOURS, Failures
-    from hpgo.llm.size import KINDS, default_seq_length, size_llm
+    from hpgo.llm.size import default_seq_length, size_llm
 
-    kinds = options.on.split(",") if options.on else list(options.quota or KINDS)
-    kinds = [kind.strip() for kind in kinds]
-    hour_prices = None
-    if prices is not None:
-        ask: dict[str, Any] = {"commitment": options.commitment, "zone": options.zone}
-        hour_prices = {kind: prices.of(kind, **ask)[0] for kind in kinds}
     seq_length = options.seq_length or default_seq_length(options.model)
     batch = options.tokens_per_batch
     with progress("sizes") as shown:
@@ -198,7 +200,7 @@ def _search(options: SizeOptions, prices: Prices | None) -> LlmSizes:
             tokens=options.tokens,
             days=options.days,
             budget=options.budget,
-            hour_prices=hour_prices,
+            hour_prices=hour_prices or None,
             on=kinds,
             quota=options.quota,
             gpus=options.gpus,
