@@ -1,7 +1,7 @@
 """Export of plans of transformers to Megatron-Bridge: a Python module that builds its `ConfigContainer`.
 
 Megatron-Bridge builds the model from a configuration of Hugging Face, so the module checks that it has the planned
-shape and sets only what the plan decides. The settings are those of Megatron-LM under other names, because both train
+shape and sets only what the plan decides. The settings are Megatron-LM's under other names, because both train
 models of Megatron Core.
 
 Source: `training/config.py`, `training/mixed_precision.py` and `peft/lora.py` of Megatron-Bridge 0.6.0.

@@ -328,7 +328,7 @@ class MeanLoss(torch.autograd.Function):
     """Cross entropy of logits whose columns the tensor-parallel ranks share, in chunks of rows.
 
     Only the logits and their gradient have full size, both in the model's dtype. Labels count from the first column of
-    the rank, so that those of other ranks are negative or too large.
+    the rank, so that labels of other ranks are negative or too large.
     """
 
     @staticmethod

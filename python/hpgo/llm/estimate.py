@@ -461,9 +461,9 @@ def estimate_llm(
             asked["vpp"] = stages // asked["pp"]
     check_is("framework", framework, str, "name one, such as `megatron`", or_none=True)
     if sequence_parallel is None:
-        named = framework is not None and is_framework(framework)
-        lacks = named and framework_support(framework)[1].sequence_parallel == "never"
-        sequence_parallel = asked["tp"] > 1 and not lacks
+        sequence_parallel = asked["tp"] > 1
+        if framework is not None and is_framework(framework):
+            sequence_parallel &= framework_support(framework)[1].sequence_parallel != "never"
     asked["sequence_parallel"] = sequence_parallel
     try:
         found, config = stack_on(stack, cluster, framework, platform), ParallelismConfig(**asked)

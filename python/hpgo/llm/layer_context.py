@@ -140,7 +140,7 @@ class LayerContext:
     def embedding_rows(self) -> float:
         """Rows of the embedding on each tensor-parallel GPU.
 
-        DeepSpeed, whose mark is flat gradients, divides them only if they are also those of the LM head (0.19.8).
+        DeepSpeed, whose mark is flat gradients, divides them only if the LM head has the same rows (0.19.8).
         """
         whole = self.config.flatten_gradients and not self.model.tied
         return self.model.embedding_rows if whole else self.model.embedding_rows / self.config.tp

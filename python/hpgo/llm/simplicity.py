@@ -1,7 +1,7 @@
 """Preference among equally fast configurations: the simplest of those that surely fit comes first.
 
 Estimates of two configurations on one cluster differ by `RELATIVE_ERROR` for no real reason. A difference below it does
-not justify a setting that somebody has to understand, debug and keep.
+not justify a setting that the user has to understand, debug and keep.
 """
 
 from __future__ import annotations

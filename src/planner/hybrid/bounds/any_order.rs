@@ -1,5 +1,5 @@
 //! Lemma *Any order* (docs/proofs.md#any-order): a lower bound on the step of every plan with one stage per device,
-//! whatever the order in which its stages run their actions.
+//! regardless of the order in which its stages run their actions.
 //!
 //! A threshold is a bound if no row of stages from the first cut to the last stays below it. A dynamic program over cuts
 //! and numbers of devices decides that: for each prefix, it keeps the shortest way down to the next stage, and the
