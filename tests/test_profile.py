@@ -331,6 +331,33 @@ class Disturbed(nn.Module):
         return self.linear(given)  # type: ignore[no-any-return]
 
 
+class Routed(nn.Module):
+    """Takes as long as a batch has rows that begin with a positive number, like an expert to which these are sent."""
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        chosen = torch.where(given[:, 0] > 0)[0]
+        time.sleep(PAUSE_S * len(chosen))
+        return given.index_add(0, chosen, given[chosen])
+
+
+def rows_of(*counts: int) -> torch.Tensor:
+    """Batches of two rows, of which so many are chosen."""
+    return torch.tensor([[1.0 if at < count else -1.0] for count in counts for at in range(2)])
+
+
+def test_what_depends_on_data_is_measured_over_several_batches() -> None:
+    rows = rows_of(0, 1, 2, 1)
+    workload = hpgo.runtime.Workload([Routed(), nn.Linear(1, 1)], rows, rows, functional.mse_loss)
+    found = hpgo.runtime.measure(workload, batch_sizes=[2], seconds=0.5)
+    # The first batch alone takes no time. Sleeping may take longer, and the layer is scaled to the model's time.
+    assert found.profile.layers[0].forward_s[0] >= 0.8 * PAUSE_S
+    assert found.spreads["0"] > 0.3
+    data = [(row, row) for row in rows_of(2, 2, 2, 0)]
+    assert measured(workload, batch_sizes=[2], data=data).layers[0].forward_s[0] >= 0.8 * 1.5 * PAUSE_S
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "8 samples", "16"):
+        measured(workload, batch_sizes=[16], data=data)
+
+
 def test_disturbed_passes_do_not_count_but_their_spread_is_told() -> None:
     layers = [nn.Linear(4, 4), Disturbed(), nn.Linear(4, 4)]
     workload = hpgo.runtime.Workload(layers, torch.zeros(2, 4), torch.zeros(2, 4), nn.functional.mse_loss)

@@ -29,7 +29,7 @@ _PART = ".part"
 
 
 _SECTIONS = {
-    "Measurement": "by batch_size ranks inference dtype autocast device time_limit memory",
+    "Measurement": "by batch_size data ranks inference dtype autocast device time_limit memory",
     "Output": "outputs as_json",
     "For PipeEdge": "form device_type device_memory device_bandwidth model_name models_file dev_types_file"
     " overwrite results",
@@ -48,6 +48,11 @@ class MeasureOptions(Options):
     )
     batch_size: tuple[int, ...] = option(
         "--batch-size", type=Counts(), default="1", show_default=True, metavar="N[,N…]", help="Samples per batch."
+    )
+    data: str | None = option(
+        "--data",
+        metavar="MODULE:FUNCTION",
+        help="Data set whose first batches, 8 at most, are measured in turn.  [default: the workload's example]",
     )
     ranks: int = option(
         "--ranks",

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hpgo.errors import HpgoError, RunError
+from hpgo.base.messages import pluralize
+from hpgo.errors import ArgumentError, HpgoError, RunError
 from hpgo.runtime import split_backward
 from hpgo.runtime.clocks import Stamps
 from hpgo.runtime.cuts import ready
 from hpgo.runtime.layer_memory import address_of
-from hpgo.runtime.loader import repeated
+from hpgo.runtime.loader import length_of, repeated
 from hpgo.runtime.memory import MemoryGrowth, lacks_memory
 from hpgo.runtime.module_equality import described
 from hpgo.runtime.pass_times import MeasuredLayer
@@ -38,6 +39,8 @@ _TRY = {
 }
 """Hints for failures of user code, by the part that failed."""
 _TRY_LAYER = "call the model without hpgo on inputs of {rows} rows: all of it must run there, too"
+MAX_BATCHES = 8
+"""Maximum number of batches that passes take in turn. Not tuned. Twice as many need twice the passes to be measured."""
 _COPIES = 3
 """Copies of each trained weight: the weight, its gradient, and what a backward pass adds to the gradient."""
 
@@ -59,8 +62,13 @@ class LayerRunner:
         inference: bool,
         device: torch.device,
         memory_bytes: float,
+        data: Any = None,
     ) -> None:
-        """Prepare a batch of `rows` samples. For `inference`, layers run forward only and in evaluation mode."""
+        """Prepare batches of `rows` samples. For `inference`, layers run forward only and in evaluation mode.
+
+        Batches are of `data`, a data set, or else of the workload's example. Of the example, only models whose
+        operations depend on values have several.
+        """
         self._workload, self._rows, self._dtype, self._device = workload, rows, dtype, device
         self._autocast, self.is_inference = autocast, inference
         self.memory_bytes = memory_bytes
@@ -72,15 +80,46 @@ class LayerRunner:
         self.last_layer = next(reversed(self.network.nodes))
         self._output_names = [name for output in self.network.outputs for name in self.names(output)]
         self._stamps = Stamps(device)
-        self._held: dict[str, Tensor] = {
-            f"input:{at}": self._cast(tensor).to(device)
-            for at, tensor in enumerate(repeated(workload.example_inputs, (range(rows),)).tensors)
-        }
+        self._batches = [
+            ([self._cast(one).to(device) for one in inputs], tuple(one.to(device) for one in targets))
+            for inputs, targets in self._read(data)
+        ]
+        inputs, self._targets = self._batches[0]
+        self._held: dict[str, Tensor] = {f"input:{at}": tensor for at, tensor in enumerate(inputs)}
         self._last_reader = {
             name: node.id for node in self.network.nodes.values() for feed in node.feeds for name in self.names(feed)
         } | dict.fromkeys((*self._held, *self._output_names), "")
         """Last layer that reads each value; empty for the model's inputs and outputs, which are never dropped."""
-        self._targets = tuple(one.to(device) for one in repeated(workload.example_targets, (range(rows),)).tensors)
+
+    def _read(self, data: Any) -> list[tuple[Sequence[Tensor], Sequence[Tensor]]]:
+        """Return inputs and targets of the batches."""
+        work, rows = self._workload, self._rows
+        if data is None:
+            varies = any(recording.needs_values for recording in self._recordings.values())
+            count = len(work.example_inputs[0]) // rows if varies else 1
+            samples = [range(at * rows, (at + 1) * rows) for at in range(min(MAX_BATCHES, max(1, count)))]
+            return [
+                (repeated(work.example_inputs, (of,)).tensors, repeated(work.example_targets, (of,)).tensors)
+                for of in samples
+            ]
+        count = length_of(data) // rows
+        if not count:
+            raise ArgumentError(
+                f"the data set has {pluralize(length_of(data), 'sample')}, but a batch takes {rows}",
+                "give more data, or measure smaller batches",
+            )
+        begins = range(0, min(MAX_BATCHES, count) * rows, rows)
+        return [work.collated([data[at] for at in range(begin, begin + rows)]) for begin in begins]
+
+    @property
+    def batches(self) -> int:
+        """Number of batches."""
+        return len(self._batches)
+
+    def take_batch(self, number: int) -> None:
+        """Let the next passes read this batch, counted from 0 again after the last one."""
+        inputs, self._targets = self._batches[number % self.batches]
+        self._held |= {f"input:{at}": tensor for at, tensor in enumerate(inputs)}
 
     # Layers and values
 

@@ -64,6 +64,7 @@ class LayerProfiler:
         found: dict[str, Figures],
         tell: Callable[[int, str], None],
         measured: Callable[[], None],
+        data: Any = None,
     ) -> None:
         """Prepare to measure. The time limit starts now.
 
@@ -81,6 +82,7 @@ class LayerProfiler:
             found: figures by equivalence key of layers, from an earlier measurement. New ones are added.
             tell: called with the number of finished layers, and what runs.
             measured: called after `found` has new figures.
+            data: data set whose batches passes take in turn. None is the workload's example.
         """
         self._until_s, self._sure = time.monotonic() + seconds, sure
         self._found, self._tell, self._measured = found, tell, measured
@@ -92,6 +94,7 @@ class LayerProfiler:
             inference=inference,
             device=device,
             memory_bytes=memory_bytes,
+            data=data,
         )
         self._network = workload.network_in(dtype)
         # Check the loss before the first pass, because this takes time that no pass should include.
@@ -191,9 +194,16 @@ class LayerProfiler:
         runner, is_inference = self._runner, self._runner.is_inference
         ends = segment[-1].node.id == runner.last_layer
         is_all = len(segment) == len(self._network.nodes)
+        # Other segments read what the one before returned for its last batch.
+        batches = runner.batches if is_all else 1
+        for one in segment:
+            one.batches = batches
         wholes_ns: list[int] = []
         whole_bytes: tuple[tuple[int, int], int] | tuple[None, None] = None, None
         while True:
+            # The first pass warms up and does not count, so it takes the last batch, and batch 0 begins behind it.
+            if is_all:
+                runner.take_batch(len(segment[0].spans_ns) - 1)
             stamps = runner.forward(segment)
             for one, begin_ns, end_ns in zip(segment, *runner.in_ns(stamps, each=2), strict=True):
                 one.spans_ns.append((end_ns - begin_ns, 0))
@@ -211,7 +221,8 @@ class LayerProfiler:
                     runner.backward(segment, ends=ends, is_split=True)
             self._tell(done, f"{segment[-1].node.id}, {count} times" if count > 0 else segment[-1].node.id)
             is_late = time.monotonic() > self._until_s
-            if count >= (_MIN_LATE_PASSES if is_late else MIN_PASSES) and (
+            # A mean over some of the batches would depend on their order.
+            if count >= (max(_MIN_LATE_PASSES, batches) if is_late else MIN_PASSES * batches) and (
                 is_late or count >= _MAX_PASSES or median_error(segment) < self._sure
             ):
                 break

@@ -103,8 +103,9 @@ class Loader:
         """Check the data set. `samples` are the numbers in the global batch that this rank reads.
 
         `workers` processes read ahead. `collate` makes flat inputs and targets of several samples. The default takes
-        pairs of tensors or of tuples of tensors, and `Workload.collated` those of a workload. Raises ArgumentError for
-        a data set without lengths or indices, or one smaller than a global batch.
+        pairs of tensors or of tuples of tensors, and `Workload.collated` any samples of a workload.
+
+        Raises ArgumentError for a data set without lengths or indices, or one smaller than a global batch.
         """
         length = length_of(dataset)
         check_flag("shuffle", shuffle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import sqrt
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from typing import TYPE_CHECKING
 
 from hpgo.model.profile import SPLIT_RATIOS
@@ -89,6 +89,8 @@ class MeasuredLayer:
     queue: split_backward.Queue
     key: str
     """Equivalence key: equal for layers that compute the same on tensors of the same shapes."""
+    batches: int = 1
+    """Number of batches that the passes take in turn."""
     saved_bytes: int = 0
     reads: tuple[bool, ...] = ()
     returns: tuple[tuple[int, int, int, bool], ...] = ()
@@ -113,13 +115,13 @@ class MeasuredLayer:
         """Typical time of a forward pass. If few ran alone, those within the whole model count as well."""
         alone = [forward_ns for forward_ns, _ in self.spans_ns[1:]]
         within = [forward_ns + self.loss_forward_ns for forward_ns in self.in_whole_ns[1:]]
-        return typical(alone if len(alone) >= MIN_PASSES else [*alone, *within])
+        return _mean_over_batches(alone, self.batches, within)
 
     @property
     def backward_ns(self) -> float:
         """Typical time of a backward pass. If few ran whole, split ones count as well."""
         whole = [backward_ns for _, backward_ns in self.spans_ns[1:]]
-        return typical(whole if len(whole) >= MIN_PASSES else [*whole, *map(sum, self.halves_ns[1:])])
+        return _mean_over_batches(whole, self.batches, list(map(sum, self.halves_ns[1:])))
 
     @property
     def spread(self) -> float:
@@ -138,11 +140,14 @@ def timing_of_whole(
 ) -> WholeModelTiming:
     """Return the timing of the whole model. The first of all passes warmed up and does not count."""
     forward_s = {
-        one.node.id: (typical(one.in_whole_ns[1:]) / 1e9, (one.forward_ns - one.loss_forward_ns) / 1e9)
+        one.node.id: (
+            _mean_over_batches(one.in_whole_ns[1:], one.batches) / 1e9,
+            (one.forward_ns - one.loss_forward_ns) / 1e9,
+        )
         for one in segment
     }
     backward_s = sum(one.backward_ns for one in segment) / 1e9
-    whole_s = typical(wholes_ns[1:]) / 1e9
+    whole_s = _mean_over_batches(wholes_ns[1:], segment[0].batches) / 1e9
     sum_s = sum(one.forward_ns for one in segment) / 1e9 + backward_s
     sign = 1 if sum_s > whole_s else -1
     return WholeModelTiming(
@@ -176,9 +181,10 @@ def scale_to_whole(segment: Sequence[MeasuredLayer], wholes_ns: Sequence[int]) -
     """
     # Replace disturbed passes instead of dropping them, so that pass n of each layer stays paired with pass n of the
     # model.
-    each = (_steady([sum(span) for span in one.spans_ns[1:]]) for one in segment)
+    batches = segment[0].batches
+    each = (_steady([sum(span) for span in one.spans_ns[1:]], batches) for one in segment)
     layers_ns = map(sum, zip(*each, strict=True))
-    return _agreed([whole / layers for whole, layers in zip(_steady(wholes_ns[1:]), layers_ns, strict=False)])
+    return _agreed([whole / layers for whole, layers in zip(_steady(wholes_ns[1:], batches), layers_ns, strict=False)])
 
 
 def _agreed(ratios: Sequence[float]) -> float:
@@ -204,9 +210,25 @@ def typical(values: Sequence[float]) -> float:
     return median(value for value in values if value <= _DISTURBED * min(values))
 
 
-def _steady(values: Sequence[float]) -> list[float]:
-    """Return `values` with disturbed passes replaced by the typical one."""
-    return [value if value <= _DISTURBED * min(values) else typical(values) for value in values]
+def _mean_over_batches(passes: Sequence[float], batches: int, others: Sequence[float] = ()) -> float:
+    """Return the mean over batches of the typical pass of a batch. Where passes are few, `others` count, too.
+
+    Passes take batches in turn. What a step takes on all data is the mean over batches, but within a batch, slow passes
+    were disturbed.
+    """
+    of_batch = [list(passes[at::batches]) for at in range(batches)]
+    if len(passes) < MIN_PASSES:
+        of_batch = [[*of, *others[at::batches]] for at, of in enumerate(of_batch)]
+    return fmean(typical(of) for of in of_batch if of)
+
+
+def _steady(values: Sequence[float], batches: int) -> list[float]:
+    """Return `values` with disturbed passes replaced by the typical one of their batch. Passes take batches in turn."""
+    steady = list(values)
+    for at in range(min(batches, len(values))):
+        of_batch = values[at::batches]
+        steady[at::batches] = [one if one <= _DISTURBED * min(of_batch) else typical(of_batch) for one in of_batch]
+    return steady
 
 
 def split_ratios(alike: Sequence[MeasuredLayer]) -> tuple[float, float]:

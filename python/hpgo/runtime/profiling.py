@@ -34,6 +34,7 @@ from hpgo.runtime.heap import keep_freed
 from hpgo.runtime.layer_times import LayerProfiler
 from hpgo.runtime.losses import note
 from hpgo.runtime.pass_times import Figures, WholeModelTiming
+from hpgo.runtime.user_functions import made_by
 from hpgo.runtime.workload import Workload
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def measure(
     seconds: float = 30.0,
     memory_bytes: float | None = None,
     keep: str | os.PathLike[str] | None = None,
+    data: Any = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> Measurement:
     """Measure the layers of `workload` on this machine, one after the other, forward and backward.
@@ -111,6 +113,8 @@ def measure(
             has run three times.
         memory_bytes: memory that layers may fill at once. None is half of what is free.
         keep: a file for results. The same call continues from it, and removes it at its end.
+        data: a data set as `Pipeline.loader` takes it, or the name of a function that returns one. Its first batches,
+            8 at most, are measured in turn, so that times are means over data. None is the example of the workload.
         progress: function that is called with the fraction done and a remark.
 
     Raises ArgumentError for invalid options, RunError if a layer can't run, and FileError if `keep` can't be read or
@@ -148,6 +152,7 @@ def measure(
         "workload": workload if isinstance(workload, str) else workload.name, "by": by, "dtype": _name(dtype),
         "autocast": _name(autocast), "inference": inference, "device": where.type, "ranks": ranks, "threads": threads,
         "hpgo": __version__, "torch": torch.__version__, "memory_bytes": memory_bytes, "batch_sizes": sizes,
+        "data": data if isinstance(data, str | None) else type(data).__name__,
     }  # fmt: skip
     kept = _Kept(None if keep is None else as_path(keep, FileError), setting)
     before = torch.get_num_threads()
@@ -158,6 +163,9 @@ def measure(
     try:
         with _companions(ranks - 1, setting) as pids:
             read = (Workload.read(workload, on_meta=True) if isinstance(workload, str) else workload).by(by)
+            if isinstance(data, str):
+                with torch.random.fork_rng(devices=[]):
+                    data = made_by(data, "data", seed=0, wanted="a data set: pairs of inputs and targets")
             others = _Others(pids)
             benches = [
                 _bench(
@@ -172,6 +180,7 @@ def measure(
                     found=kept.of(rows),
                     tell=_teller(progress, sizes, at, len(read.network.nodes)),
                     measured=kept.write,
+                    data=data,
                 )
                 for at, rows in enumerate(sizes)
             ]
