@@ -17,6 +17,7 @@ from hpgo.cli.command import option, takes
 from hpgo.cli.losses import losses_to
 from hpgo.cli.processes import ModelOptions, preempted, read_training, run_ranks, warn
 from hpgo.cli.ranks import take_part
+from hpgo.cli.run_log import RunLog
 from hpgo.cli.terminal import passing_lines
 from hpgo.cli.values import FILE, FOLDER, optimizer_option, steps_option
 from hpgo.errors import ArgumentError, RunError
@@ -33,7 +34,7 @@ _SECTIONS = {
     "Validation": "validation_data validate_every metrics",
     "Processes": "device backend shared_memory timeout_s heartbeat_timeout_s grace_s elastic",
     "Checkpoints": "checkpoint every keep resume",
-    "Output": "timeline losses find_nan as_json",
+    "Output": "timeline log tensorboard losses find_nan as_json",
 }
 
 
@@ -104,6 +105,15 @@ class RunOptions(ModelOptions):
         help="Number of checkpoints to keep.",
     )
     resume: bool = option("--resume", is_flag=True, help="Continue from the newest checkpoint in FOLDER, if any.")
+    log: str | None = option(
+        "--log",
+        type=FILE,
+        metavar="FILE",
+        help="Append lines of JSON to this file: steps with rates, validations, and a summary.",
+    )
+    tensorboard: str | None = option(
+        "--tensorboard", type=FOLDER, metavar="FOLDER", help="Write the same values for TensorBoard."
+    )
     losses: str | None = option(
         "--losses",
         type=FILE,
@@ -225,6 +235,7 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
         with (
             passing_lines() if shows else nullcontext() as tell,
             losses_to(options.losses, program.world_size) if talks and options.losses else nullcontext() as add,
+            _log(options, pipeline) if talks else nullcontext() as log,
         ):
             for step in range(done + 1, options.steps + 1):
                 inputs, targets = next(batches)
@@ -241,6 +252,9 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
                     )
                 if add is not None:
                     add(step, loss, steps_s[-1])
+                if log is not None:
+                    rate = None if pipeline.optimizer is None else float(pipeline.optimizer.param_groups[0]["lr"])
+                    log.step(step, loss, steps_s[-1], rate)
                 if tell is not None:
                     tell(steps.line(step, loss, steps_s[-1], program.global_batch_size, predicted))
                 if hook is not None:
@@ -249,9 +263,13 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
                 # After the save, because SIGTERM ends the run here.
                 if evaluate is not None and (step == options.steps or step % (options.validate_every or step + 1) == 0):
                     validations.append({"step": step, **evaluate()})
+                    if log is not None:
+                        log.validation(validations[-1])
                     if tell is not None:
                         tell(steps.validation_line(validations[-1]))
-        measured = pipeline.timeline(pipeline.usual_step())
+            measured = pipeline.timeline(pipeline.usual_step())
+            if log is not None:
+                log.finish(measured.measures.peak_memory_bytes)
     if talks:
         if options.timeline is not None:
             measured.save(options.timeline)
@@ -272,6 +290,25 @@ def _batches(options: RunOptions, pipeline: Pipeline) -> Iterator[tuple[Share, S
     # Ranks with different data would wait for each other forever.
     agree({"number of samples": str(len(loader) * pipeline.program.global_batch_size + loader.dropped)})
     return chain.from_iterable(repeat(loader))
+
+
+def _log(options: RunOptions, pipeline: Pipeline) -> RunLog:
+    """Open the log of rank 0."""
+    work = None
+    if options.log is not None or options.tensorboard is not None:
+        from hpgo.runtime.train.work import step_work
+
+        kinds = options.of_pipeline()
+        work = step_work(
+            pipeline.workload,
+            samples=pipeline.program.global_batch_size,
+            ranks=pipeline.program.world_size,
+            device=pipeline.device,
+            dtype=kinds["dtype"],
+            autocast=kinds["autocast"],
+        )
+    ranks, done = pipeline.program.world_size, pipeline.steps
+    return RunLog(options.log, options.tensorboard, work=work, ranks=ranks, done=done)
 
 
 def _validation(options: RunOptions, pipeline: Pipeline) -> Callable[[], dict[str, float]] | None:

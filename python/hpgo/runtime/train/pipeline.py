@@ -346,7 +346,7 @@ class Pipeline(RankPipeline):
         results are equal on all ranks.
 
         Args:
-            dataset: like that of `loader`, of any length from 1, or the name `module:function` of a function that
+            dataset: a data set as for `loader`, of any length from 1, or the name `module:function` of a function that
                 returns one.
             metrics: functions by name. Each gets the model's outputs and the targets of some samples, and returns a
                 tensor with a number for each sample, whose mean is the result. It may also return a tuple of two such
