@@ -66,6 +66,17 @@ def data():
 def few():
     return data()[:27]
 
+def metrics():
+    return {"error": lambda outputs, targets: (outputs - targets).abs().mean(1)}
+
+def hook():
+    seen = []
+    def after(pipeline, loss):
+        seen.append(loss)
+        if pipeline.rank == 0 and pipeline.steps == 3:
+            print(f"the hook saw {len(seen)} losses, the last is {loss:.6g}")
+    return after
+
 def build():
     layers = [nn.Linear(4, 4) for _ in range(5)]
     return Workload([*layers, Last()], torch.randn(3, 4), torch.randn(3, 4), nn.functional.mse_loss)
@@ -425,3 +436,31 @@ def test_what_a_resumed_run_lacks_is_told(runs: Runs) -> None:
         result = CliRunner().invoke(group, ["run", "one.json", *WORKLOAD, *words])
         assert result.exit_code == 2
         assert f"{said} `--checkpoint FOLDER`" in result.stderr
+
+
+def test_a_run_validates_and_calls_the_users_hook(runs: Runs) -> None:
+    words = ("--data", "mine:data", "--validation-data", "mine:few", "--metrics", "mine:metrics")
+    schedule = ("--lr-schedule", "linear:warmup=1,min=0.5", "--steps", "3")
+    found = []
+    for plan in ("two.json", "three-one.json"):
+        code, out, err = ended(runs, plan, *WORKLOAD, *words, *schedule, "--validate-every", "2", "--json")
+        assert code == 0, err
+        found.append(json.loads(out))
+    one, other = found
+    assert [row["step"] for row in one["validation"]] == [2, 3]
+    for row, same in zip(one["validation"], other["validation"], strict=True):
+        assert row == pytest.approx(same, rel=1e-10)
+    assert one["validation"][0]["error"] != one["validation"][1]["error"]
+    code, out, err = ended(runs, "two.json", *WORKLOAD, *words, *schedule, "--after-step", "mine:hook")
+    assert code == 0, err
+    assert f"the hook saw 3 losses, the last is {one['losses'][-1]:.6g}" in out
+    last = one["validation"][-1]
+    assert f"validation after step 3  loss {last['loss']:.6g}  error {last['error']:.6g}" in out
+    assert out.count("validation after") == 1
+    code, _, err = ended(runs, "two.json", *WORKLOAD, *words, *schedule, "--after-step", "mine:data")
+    assert code == 1
+    assert "`mine:data` returns" in err
+    for option in (["--metrics", "mine:metrics"], ["--validate-every", "2"]):
+        result = CliRunner().invoke(group, ["run", "one.json", *WORKLOAD, *option])
+        assert result.exit_code == 2
+        assert f"`{option[0]}` needs `--validation-data" in result.stderr

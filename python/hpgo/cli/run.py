@@ -10,28 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpgo.base.messages import safe_repr
 from hpgo.cli import elastic as elastic_runs
 from hpgo.cli import steps
 from hpgo.cli.command import option, takes
 from hpgo.cli.losses import losses_to
 from hpgo.cli.processes import ModelOptions, preempted, read_training, run_ranks, warn
 from hpgo.cli.ranks import take_part
+from hpgo.cli.run_log import RunLog
 from hpgo.cli.terminal import passing_lines
 from hpgo.cli.values import FILE, FOLDER, optimizer_option, steps_option
-from hpgo.errors import RunError
+from hpgo.errors import ArgumentError, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hpgo.runtime import Pipeline
     from hpgo.runtime.loader import Share
     from hpgo.runtime.runnable import Runnable
 
 _SECTIONS = {
-    "Model and data": "workload weights data optimizer clip_norm seed dtype autocast steps",
+    "Model and data": "workload weights data optimizer lr_schedule clip_norm seed dtype autocast steps after_step",
+    "Validation": "validation_data validate_every metrics",
     "Processes": "device backend shared_memory timeout_s heartbeat_timeout_s grace_s elastic",
     "Checkpoints": "checkpoint every keep resume",
-    "Output": "timeline losses find_nan as_json",
+    "Output": "timeline log tensorboard losses find_nan as_json",
 }
 
 
@@ -43,6 +46,31 @@ class RunOptions(ModelOptions):
         "--clip-norm", type=float, metavar="NORM", help="Scale gradients down to this norm if their norm is larger."
     )
     steps: int = steps_option(20)
+    lr_schedule: str = option(
+        "--lr-schedule",
+        default="constant",
+        show_default=True,
+        metavar="NAME[:OPTIONS]",
+        help="Learning rate over the steps: constant, linear or cosine, such as `cosine:warmup=100,min=0.1`.",
+    )
+    after_step: str | None = option(
+        "--after-step",
+        metavar="MODULE:FUNCTION",
+        help="Your function that returns a hook, which is called on each rank after each step.",
+    )
+    validation_data: str | None = option(
+        "--validation-data",
+        metavar="MODULE:FUNCTION",
+        help="Your data set to evaluate the model on, at least after the last step.",
+    )
+    validate_every: int | None = option(
+        "--validate-every", type=click.IntRange(1), metavar="N", help="Also evaluate every N steps."
+    )
+    metrics: str | None = option(
+        "--metrics",
+        metavar="MODULE:FUNCTION",
+        help="Your function that returns metrics by name, which are evaluated beside the loss.",
+    )
     weights: str | None = option(
         "--weights",
         type=FILE,
@@ -77,6 +105,15 @@ class RunOptions(ModelOptions):
         help="Number of checkpoints to keep.",
     )
     resume: bool = option("--resume", is_flag=True, help="Continue from the newest checkpoint in FOLDER, if any.")
+    log: str | None = option(
+        "--log",
+        type=FILE,
+        metavar="FILE",
+        help="Append lines of JSON to this file: steps with rates, validations, and a summary.",
+    )
+    tensorboard: str | None = option(
+        "--tensorboard", type=FOLDER, metavar="FOLDER", help="Write the same values for TensorBoard."
+    )
     losses: str | None = option(
         "--losses",
         type=FILE,
@@ -100,6 +137,8 @@ def command(options: RunOptions) -> None:
     Examples:
       hpgo run plan.json --workload vgg-19 --steps 20
       hpgo run plan.json --workload my_model:build --data my_model:text
+      hpgo run plan.json --workload vgg-19 --lr-schedule cosine:warmup=100
+      hpgo run plan.json --workload my:model --validation-data my:held_out
       hpgo run plan.json --workload gpt:layers=4 --dtype float64 --json
       hpgo run plan.json --workload vgg-19 --timeline measured.timeline.json
       hpgo run plan.json --workload gpt:layers=4 --checkpoint saved --resume
@@ -108,6 +147,9 @@ def command(options: RunOptions) -> None:
     # Both options need a folder, and would otherwise be ignored silently.
     if options.checkpoint is None and (options.every is not None or options.resume):
         raise click.UsageError(f"`{'--resume' if options.resume else '--every'}` needs `--checkpoint FOLDER`")
+    if options.validation_data is None and (options.validate_every is not None or options.metrics is not None):
+        given = "--metrics" if options.metrics is not None else "--validate-every"
+        raise click.UsageError(f"`{given}` needs `--validation-data MODULE:FUNCTION`")
     folder = options.checkpoint
     if options.elastic:
         limits = options.limits()
@@ -130,9 +172,11 @@ def command(options: RunOptions) -> None:
 
 def _prepare(options: RunOptions, runnable: Runnable) -> None:
     """Raise errors that all ranks would raise, and import modules once, before the ranks are forked."""
+    from hpgo.runtime.train.learning_rates import schedule_of
     from hpgo.runtime.train.optimizer import optimizer_of
 
     optimizer_of(options.optimizer)
+    schedule_of(options.lr_schedule, options.steps)
     if options.backend == "torch":
         from hpgo.runtime.train.torch_backend import pipelines
 
@@ -157,12 +201,14 @@ def _train_again(options: RunOptions) -> None:
 def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> None:
     """Run one rank. Rank 0 prints the result, whose JSON starts with `head`."""
     from hpgo.runtime import Pipeline
+    from hpgo.runtime.train.learning_rates import schedule_of
     from hpgo.runtime.train.optimizer import optimizer_of
 
     with Pipeline(
         runnable,
         options.workload,
         optimizer=optimizer_of(options.optimizer),
+        lr_schedule=schedule_of(options.lr_schedule, options.steps),
         clip_norm=options.clip_norm,
         weights=options.weights,
         backend=options.backend,  # type: ignore[arg-type]  # one of its choices
@@ -180,6 +226,8 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
                 steps.conclude(nothing, [], steps.compare(program, predicted, None), as_json=True)
             return
         batches = _batches(options, pipeline)
+        evaluate, hook = _validation(options, pipeline), _hook(options)
+        validations: list[dict[str, Any]] = []
         losses: list[float] = []
         steps_s: list[float] = []
         done = pipeline.steps
@@ -187,6 +235,7 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
         with (
             passing_lines() if shows else nullcontext() as tell,
             losses_to(options.losses, program.world_size) if talks and options.losses else nullcontext() as add,
+            _log(options, pipeline) if talks else nullcontext() as log,
         ):
             for step in range(done + 1, options.steps + 1):
                 inputs, targets = next(batches)
@@ -203,15 +252,32 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
                     )
                 if add is not None:
                     add(step, loss, steps_s[-1])
+                if log is not None:
+                    rate = None if pipeline.optimizer is None else float(pipeline.optimizer.param_groups[0]["lr"])
+                    log.step(step, loss, steps_s[-1], rate)
                 if tell is not None:
                     tell(steps.line(step, loss, steps_s[-1], program.global_batch_size, predicted))
+                if hook is not None:
+                    hook(pipeline, loss)
                 _save(options, pipeline)
-        measured = pipeline.timeline(pipeline.usual_step())
+                # After the save, because SIGTERM ends the run here.
+                if evaluate is not None and (step == options.steps or step % (options.validate_every or step + 1) == 0):
+                    validations.append({"step": step, **evaluate()})
+                    if log is not None:
+                        log.validation(validations[-1])
+                    if tell is not None:
+                        tell(steps.validation_line(validations[-1]))
+            measured = pipeline.timeline(pipeline.usual_step())
+            if log is not None:
+                log.finish(measured.measures.peak_memory_bytes)
     if talks:
         if options.timeline is not None:
             measured.save(options.timeline)
         found = steps.compare(program, predicted, measured)
-        steps.conclude({**head, "steps_before": done, "losses": losses}, steps_s, found, as_json=options.as_json)
+        head = {**head, "steps_before": done, "losses": losses}
+        if evaluate is not None:
+            head["validation"] = validations
+        steps.conclude(head, steps_s, found, as_json=options.as_json)
 
 
 def _batches(options: RunOptions, pipeline: Pipeline) -> Iterator[tuple[Share, Share]]:
@@ -224,6 +290,64 @@ def _batches(options: RunOptions, pipeline: Pipeline) -> Iterator[tuple[Share, S
     # Ranks with different data would wait for each other forever.
     agree({"number of samples": str(len(loader) * pipeline.program.global_batch_size + loader.dropped)})
     return chain.from_iterable(repeat(loader))
+
+
+def _log(options: RunOptions, pipeline: Pipeline) -> RunLog:
+    """Open the log of rank 0."""
+    work = None
+    if options.log is not None or options.tensorboard is not None:
+        from hpgo.runtime.train.work import step_work
+
+        kinds = options.of_pipeline()
+        work = step_work(
+            pipeline.workload,
+            samples=pipeline.program.global_batch_size,
+            ranks=pipeline.program.world_size,
+            device=pipeline.device,
+            dtype=kinds["dtype"],
+            autocast=kinds["autocast"],
+        )
+    ranks, done = pipeline.program.world_size, pipeline.steps
+    return RunLog(options.log, options.tensorboard, work=work, ranks=ranks, done=done)
+
+
+def _validation(options: RunOptions, pipeline: Pipeline) -> Callable[[], dict[str, float]] | None:
+    """Return a function that evaluates the model on the validation data, or None without such data."""
+    if options.validation_data is None:
+        return None
+    import torch
+
+    from hpgo.runtime.train.evaluation import check_metrics
+    from hpgo.runtime.user_functions import made_by
+
+    # Create both once. The random numbers of the user's functions must not affect the run.
+    with torch.random.fork_rng(devices=[]):
+        metrics = None
+        if options.metrics is not None:
+            metrics = made_by(options.metrics, "metrics", seed=options.seed, wanted="functions by name")
+        data = made_by(options.validation_data, "validation data", seed=options.seed, wanted="a data set")
+    check_metrics(metrics)
+    return lambda: pipeline.evaluate(data, metrics=metrics)
+
+
+def _hook(options: RunOptions) -> Callable[[Pipeline, float], object] | None:
+    """Return the user's hook of a pipeline and a loss, or None."""
+    if options.after_step is None:
+        return None
+    import torch
+
+    from hpgo.runtime.user_functions import made_by
+
+    with torch.random.fork_rng(devices=[]):
+        hook = made_by(options.after_step, "hook", seed=options.seed, wanted="a function of pipeline and loss")
+    if not callable(hook):
+        raise ArgumentError(
+            f"`{options.after_step}` returns {safe_repr(hook)}, which can't be called",
+            "return a function of the pipeline and the loss",
+            code="user_code",
+        )
+    found: Callable[[Pipeline, float], object] = hook
+    return found
 
 
 def _resume(options: RunOptions, pipeline: Pipeline, *, talks: bool) -> bool:

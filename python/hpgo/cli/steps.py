@@ -33,6 +33,12 @@ def line(step: int, loss: float | None, step_s: float, samples: int, predicted: 
     return f"step {step}{progress}  {format_seconds(step_s)}  {samples / step_s:.4g} samples/s{ratio}"
 
 
+def validation_line(found: dict[str, float]) -> str:
+    """Return the output line of an evaluation: its `step`, the loss and the metrics."""
+    values = (f"{name} {value:.6g}" for name, value in found.items() if name != "step")
+    return f"validation after step {found['step']}  " + "  ".join(values)
+
+
 def compare(program: Program, predicted: Timeline | None, measured: Timeline | None) -> dict[str, Any]:
     """Return predicted and measured values of the run, by the keys of the JSON result."""
     from hpgo.timing.breakdown import breakdown

@@ -202,7 +202,7 @@ class RankState:
         seed: int | None,
         dtype: torch.dtype | None,
     ) -> None:
-        """Name the tensors of this rank, whose weights have the type `dtype`, or that of the workload.
+        """Name the tensors of this rank, whose weights have the type `dtype`, or the workload's if it is None.
 
         Without a `seed`, as for inference, `load` reads only what layers hold, from any run.
         """

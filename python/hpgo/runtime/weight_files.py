@@ -279,6 +279,7 @@ def load_weights(
                 )
             return name
 
+        # A tensor without a place in the model shows that the files belong to another one, even if all others fit.
         if strange := [one for one in weights if one.startswith(prefix) and one[len(prefix) :] not in names.all]:
             raise RunError(
                 f"`{weights.path}` holds {pluralize(len(strange), 'tensor')} that the model lacks:"

@@ -24,7 +24,9 @@ from hpgo.runtime.rank_pipeline import RankOptions, RankPipeline, naming_rank
 from hpgo.runtime.rendezvous import translate_errors
 from hpgo.runtime.runnable import Runnable, check_program
 from hpgo.runtime.session import Groups
+from hpgo.runtime.train.evaluation import Evaluation, check_metrics, whole_data
 from hpgo.runtime.train.gradients import Gradients, Ranks
+from hpgo.runtime.train.learning_rates import LearningRates
 from hpgo.runtime.train.optimizer import ShardedOptimizer
 from hpgo.runtime.train.saver import Saver
 from hpgo.runtime.user_functions import made_by
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
     from hpgo.planning.plans import Plan
     from hpgo.programs.program import Program
+    from hpgo.runtime.session import NeighbourGroups
+    from hpgo.runtime.train.evaluation import Metric
     from hpgo.runtime.train.gradients import Weight
     from hpgo.runtime.train.torch_backend import TorchEngine
     from hpgo.runtime.workload import Workload
@@ -82,6 +86,7 @@ class Pipeline(RankPipeline):
         shared_memory: bool = True,
         tell: Callable[[str], None] | None = None,
         weights: str | os.PathLike[str] | None = None,
+        lr_schedule: Callable[[int], float] | None = None,
     ) -> None:
         """Join the other ranks and build the layers of this rank.
 
@@ -105,6 +110,8 @@ class Pipeline(RankPipeline):
                 it does between hosts.
             weights: file or folder with the initial weights under the model's names, see `WeightFiles`. None: the
                 workload's.
+            lr_schedule: function of a step, counted from 0, that returns the factor of the optimizer's learning rates
+                in that step. It is called on all ranks. None: the rates stay unless you change them.
             tell: function that gets a sentence for each remark about the loss, on the first rank that computes the
                 loss. None: remarks are RuntimeWarnings.
 
@@ -126,10 +133,17 @@ class Pipeline(RankPipeline):
                 f"optimizer is {safe_repr(optimizer)}",
                 "give a function that makes one of a list of parameters, or None",
             )
+        if lr_schedule is not None and not callable(lr_schedule):
+            raise ArgumentError(
+                f"lr_schedule is {safe_repr(lr_schedule)}", "give a function of the step, or None", code="user_code"
+            )
         _check_tell(tell)
         self._tell, self._reported, self._is_unknown = tell, set[str](), False
         self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
         self._begin_with = None if weights is None else as_path(weights, ArgumentError)
+        self._factor = lr_schedule
+        self._groups: NeighbourGroups | None = None
+        self._evaluation: Evaluation | None = None
         self._has_stepped = False
         self._saver: Saver | None = None
         self._loader: Loader | None = None
@@ -189,6 +203,8 @@ class Pipeline(RankPipeline):
                 self._stepper = ShardedOptimizer(
                     self._optimizer_of, self.weights, groups.sums, shard=program.shard_optimizer
                 )
+        self._rates = None if self._factor is None else LearningRates(self.optimizer, self._factor)
+        self._cuts = cuts
         runs = {
             stage.stage: StageRun(
                 stage,
@@ -231,7 +247,8 @@ class Pipeline(RankPipeline):
                     device=self.device,
                 )
         else:
-            messages = Messages(program, mine.rank, cuts, self._neighbour_groups(cuts), self.device)
+            self._groups = self._neighbour_groups(cuts)
+            messages = Messages(program, mine.rank, cuts, self._groups, self.device)
             self.engine = Engine(mine, runs, messages, self._gradients, self._stamps)
         self._peak = Peak(self.device)
 
@@ -314,6 +331,8 @@ class Pipeline(RankPipeline):
         self._failed = True
         HERE.step = self.steps
         with naming_rank("it is what a layer or the loss raised"):
+            if self._rates is not None:
+                self._rates.set(self.steps)
             # Check the loss only now: the first batch can have properties that the workload's example lacks.
             if not self._has_stepped:
                 self._check_loss(batch, stacklevel=3)
@@ -324,6 +343,69 @@ class Pipeline(RankPipeline):
         HERE.does(f"the time after step {self.steps}")
         self.steps += 1
         return loss
+
+    def evaluate(self, dataset: Any, *, metrics: dict[str, Metric] | None = None, workers: int = 0) -> dict[str, float]:
+        """Return the loss and the metrics of a data set, with all layers in evaluation mode. All ranks must call this.
+
+        It runs each sample of `dataset` once, in its order, and changes neither weights nor statistics of layers. The
+        results are equal on all ranks.
+
+        Args:
+            dataset: a data set as for `loader`, of any length from 1, or the name `module:function` of a function that
+                returns one.
+            metrics: functions by name. Each gets the model's outputs and the targets of some samples, and returns a
+                tensor with a number for each sample, whose mean is the result. It may also return a tuple of two such
+                tensors, sums and counts, whose totals are divided.
+            workers: number of processes that read ahead.
+
+        Raises ArgumentError for a data set or a metric that is none. Raises RunError if a layer or a metric raises, or
+        another rank is lost.
+        """
+        self._check_whole()
+        functions = check_metrics(metrics)
+        if isinstance(dataset, str):
+            with torch.random.fork_rng(devices=[]):  # its random numbers must not affect the run
+                dataset = made_by(
+                    dataset,
+                    "validation data",
+                    seed=self._options.seed,
+                    wanted="a data set: pairs of inputs and targets",
+                )
+        if self._evaluation is None:
+            # All ranks evaluate together, so that this is the time to create the groups that torch's pipelining lacks.
+            self._groups = self._groups or self._neighbour_groups(self._cuts)
+            self._evaluation = Evaluation(
+                self.program,
+                self.workload,
+                rank=self.rank,
+                parts=self.parts,
+                cuts=self._cuts,
+                groups=self._groups,
+                outputs=self._outputs,
+                autocast=self._options.cast,
+                stamps=self._stamps,
+                device=self.device,
+            )
+        batches = whole_data(
+            dataset,
+            global_batch_size=self.program.global_batch_size,
+            samples=self.samples,
+            workers=check_int("workers", workers, minimum=0),
+        )
+        # Like in a step, other ranks may wait in the middle of an evaluation that has failed.
+        self._failed = True
+        HERE.step = self.steps
+        with naming_rank("it is what a layer, the loss or a metric raised"):
+            found = self._evaluation.run(
+                batches,
+                functions,
+                inputs_on=self.device if self._reads_inputs else None,
+                targets_on=self.device if self._reads_targets else None,
+            )
+        self._failed = False
+        HERE.step = None
+        HERE.does(f"the time after an evaluation before step {self.steps}")
+        return found
 
     def checkpoint(
         self,
