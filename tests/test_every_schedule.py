@@ -107,3 +107,36 @@ def test_cuts_that_do_not_suit_1f1b_are_found(
     found = hpgo.plan(*question, schedule="auto" if name == "auto93" else schedule, **asked)
     assert found.fits
     assert found.step_s <= known.step_s * (1 + 1e-9)
+
+
+@given(
+    times=st.lists(seconds, min_size=17, max_size=24),
+    schedule=st.sampled_from(ONE_STAGE),
+    shape=st.sampled_from([(4, 1), (2, 3), (3, 2)]),
+    memory_gb=st.sampled_from([1000, 61.3]),
+)
+@settings(max_examples=examples(200, 8))
+def test_plans_of_1f1b_are_never_better_under_another_schedule(
+    times: list[float], schedule: Any, shape: tuple[int, int], memory_gb: float
+) -> None:
+    profile = hpgo.Profile.chain(
+        "random", batch_size=1, forward_s=times, backward_s=[2 * second for second in times],
+        activation_bytes=[1e9] * len(times), parameter_bytes=[1e8] * len(times),
+    )  # fmt: skip
+    cluster = hpgo.Cluster.of(
+        nodes=shape[0], devices_per_node=shape[1], intra_gbit_s=100, inter_gbit_s=10, memory=f"{memory_gb} GB"
+    )
+    start = hpgo.plan(profile, cluster, global_batch_size=8, schedule="1f1b")
+    stages = [(len(stage.layers), stage.devices) for stage in start.stages]
+    size = start.pipeline_micro_batch_size
+    given = hpgo.evaluate(
+        profile, cluster, stages, global_batch_size=8, schedule=schedule, pipeline_micro_batch_size=size
+    )
+    found = hpgo.plan(profile, cluster, global_batch_size=8, schedule=schedule)
+    assert found.fits
+    assert found == hpgo.plan(profile, cluster, global_batch_size=8, schedule=schedule)
+    assert found.lower_bound_s is not None
+    assert found.lower_bound_s <= found.step_s
+    if given.fits:
+        assert found.step_s <= given.step_s * (1 + 1e-9)
+        assert found.lower_bound_s <= given.step_s * (1 + 1e-9)

@@ -23,28 +23,31 @@
 //! Between two measured batch sizes t(l, q) is linear in q, so t(l, q) / q = a / q + b is monotone there. Hence both
 //! have their minimum over a range of sizes at an end of the range or at a measured size in it.
 
-use crate::control::{Control, Progress};
+use crate::control::Control;
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
-use crate::planner::hybrid::{self, AnyOrder, Settings};
+use crate::planner::hybrid::{self, AnyOrder, AnyOrderBound, Settings};
 use crate::schedule::Family;
 
 use super::Problem;
 use super::one_stage::SEQUENTIAL;
 
-/// Returns a lower bound, in seconds, on the step of every plan of a schedule with one stage per device that fits
-/// memory. `step_s` is the step of one of them, and the bound is at most that.
-pub(super) fn one_stage_bound_s(problem: &Problem<'_>, family: &Family, step_s: f64, control: &Control) -> f64 {
+/// Bounds the step of every plan of a schedule with one stage per device that fits memory. `step_s` is the step of one
+/// of them, and the bound is at most that.
+pub(super) fn one_stage_bound(problem: &Problem<'_>, family: &Family, step_s: f64, control: &Control) -> AnyOrderBound {
     let Problem { model, cluster, settings } = *problem;
-    let floor_s = lower_bound_s(model, cluster, settings, family, cluster.devices()).min(step_s);
+    let floors: Vec<(u32, f64)> = lower_bounds_s(model, cluster, settings, family, cluster.devices()).collect();
     // The second bound is about the cuts of the model, so it needs all of them.
     if !model.has_all_cuts {
-        return floor_s;
+        let lower_bound_s = floors.iter().map(|floor| floor.1).fold(step_s, f64::min);
+        return AnyOrderBound { lower_bound_s, rows: Vec::new() };
     }
-    let order = AnyOrder { splits_backward: family.splits_backward, is_sequential: family.name == SEQUENTIAL };
-    let lower_bound_s = hybrid::min_step_of_any_order_s((model, cluster, settings), order, (floor_s, step_s), control);
-    control.report(Progress { best_s: step_s, lower_bound_s });
-    lower_bound_s
+    hybrid::min_step_of_any_order_s((model, cluster, settings), any_order(family), (&floors, step_s), control)
+}
+
+/// Returns the properties of a schedule that its bound uses.
+pub(super) fn any_order(family: &Family) -> AnyOrder {
+    AnyOrder { splits_backward: family.splits_backward, is_sequential: family.name == SEQUENTIAL }
 }
 
 /// Returns a lower bound, in seconds, on the step of every plan of a schedule whose groups have at most `max_replicas`
@@ -57,22 +60,33 @@ pub fn lower_bound_s(
     family: &Family,
     max_replicas: u32,
 ) -> f64 {
+    lower_bounds_s(model, cluster, settings, family, max_replicas)
+        .map(|(_, bound_s)| bound_s)
+        .fold(f64::INFINITY, f64::min)
+}
+
+/// Returns each micro-batch size with a lower bound on the step of its plans.
+fn lower_bounds_s(
+    model: &LayerSums,
+    cluster: &Cluster,
+    settings: &Settings,
+    family: &Family,
+    max_replicas: u32,
+) -> impl Iterator<Item = (u32, f64)> {
     let speeds: f64 = cluster.nodes.iter().map(|node| f64::from(node.devices) * node.speed).sum();
     let fastest = cluster.nodes.iter().map(|node| node.speed).fold(0.0, f64::max);
     let recomputes = settings.recompute.iter().all(|&recompute| recompute);
-    (settings.pipeline_micro_batch_sizes.iter())
-        .map(|&micro_batch| {
-            // The smallest number of samples that any replica gets.
-            let min = micro_batch.div_ceil(max_replicas.max(1)).max(settings.min_samples_per_replica);
-            let min_layers = MinLayers::of(model, min.min(micro_batch), micro_batch, recomputes, family);
-            let batch = f64::from(settings.global_batch);
-            let work_s = batch * min_layers.work_s_per_sample / speeds;
-            let layer_s = batch / f64::from(micro_batch) * min_layers.max_s / fastest;
-            let others = batch / f64::from(micro_batch) - 1.0;
-            let trip_s = (min_layers.trip_s + others * min_layers.max_pass_s) / fastest;
-            work_s.max(layer_s).max(trip_s)
-        })
-        .fold(f64::INFINITY, f64::min)
+    settings.pipeline_micro_batch_sizes.iter().map(move |&micro_batch| {
+        // The smallest number of samples that any replica gets.
+        let min = micro_batch.div_ceil(max_replicas.max(1)).max(settings.min_samples_per_replica);
+        let min_layers = MinLayers::of(model, min.min(micro_batch), micro_batch, recomputes, family);
+        let batch = f64::from(settings.global_batch);
+        let work_s = batch * min_layers.work_s_per_sample / speeds;
+        let layer_s = batch / f64::from(micro_batch) * min_layers.max_s / fastest;
+        let others = batch / f64::from(micro_batch) - 1.0;
+        let trip_s = (min_layers.trip_s + others * min_layers.max_pass_s) / fastest;
+        (micro_batch, work_s.max(layer_s).max(trip_s))
+    })
 }
 
 /// Minimum times of layers over a range of sizes, on a device of speed 1.
@@ -162,12 +176,14 @@ mod tests {
             let ranks: Vec<u32> = (0..costs.len() as u32).collect();
             let micro_batches = settings.global_batch / plan.micro_batch;
             let (_, run) = run_under(family, &costs, &ranks, micro_batches, plan.recompute).unwrap();
+            let own_s = any_order(family).min_step_s(&costs, plan.recompute, micro_batches);
+            prop_assert!(own_s <= run.step_s * (1.0 + 1e-9), "{own_s} and {} of {plan:?}", run.step_s);
             if run.fits() {
                 min_s = min_s.min(run.step_s);
             }
         }
         if min_s.is_finite() {
-            let bound_s = one_stage_bound_s(&problem, family, slack * min_s, &Control::default());
+            let bound_s = one_stage_bound(&problem, family, slack * min_s, &Control::default()).lower_bound_s;
             prop_assert!(bound_s <= min_s * (1.0 + 1e-9), "{bound_s} and {min_s} of {name}");
         }
         Ok(())

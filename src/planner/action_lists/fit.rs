@@ -4,6 +4,7 @@ use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::{Settings, StageCost};
 use rustc_hash::FxHashMap;
 
+use super::bound::any_order;
 use super::run::{CostCache, Peaks, Run, durations, footprints, run};
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
@@ -41,7 +42,12 @@ pub(super) fn run_under(
     // memory, so they are tried below.
     let min = (ranks / 2).max(1);
     let mut best = runner.run(Some(min))?;
+    let min_s = any_order(family).min_step_s(costs, recompute, micro_batches);
     for limit in [ranks, ranks + ranks / 2, 2 * ranks] {
+        // No order is shorter, so larger limits would only take more memory.
+        if best.1.fits() && best.1.step_s <= min_s {
+            break;
+        }
         let found = runner.run(Some(limit))?;
         if found.1.is_better_than(&best.1) {
             best = found;

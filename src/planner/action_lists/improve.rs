@@ -17,11 +17,8 @@ use crate::schedule::{Family, Request, Schedule};
 use crate::simulate::Sweep;
 
 use super::SimulatedPlan;
-use super::run::{CostCache, Peaks, Run, durations, run};
+use super::run::{CostCache, Peaks, Run, SMALLER, durations, run};
 use super::shapes::{Shape, balanced};
-
-/// Relative amount by which a score must be smaller to count. Smaller differences are rounding.
-const SMALLER: f64 = 1e-9;
 
 /// A candidate plan of a shape.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! Plans for every schedule except 1F1B, eager 1F1B and GPipe, and the comparison of schedules for one problem.
 //!
 //! ```text
-//! every_plan, or 1F1B's plans ─▶ cuts ─▶ one_stage: run each of them ──────────┐
+//! every_plan, or 1F1B's plans ─▶ cuts ─▶ one_stage: run each ─▶ local_search ──┐
 //! shapes ─▶ virtual_stages: improve cuts and groups, attempt by attempt ───────┴─▶ evaluate again ─▶ the shortest step
 //! ```
 
@@ -9,6 +9,7 @@ mod bound;
 mod every_plan;
 mod fit;
 mod improve;
+mod local_search;
 mod one_stage;
 mod run;
 mod shapes;
@@ -21,8 +22,6 @@ use crate::error::{Error, Result};
 use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::{self, CandidatePlan, Settings, WarmUp};
 use crate::schedule::{Family, Schedule, family};
-
-use bound::one_stage_bound_s;
 
 pub use bound::lower_bound_s;
 pub use fit::fastest;
@@ -239,21 +238,14 @@ impl Search<'_> {
         has_all: bool,
     ) -> Result<()> {
         for family in families {
-            let control = self.quiet();
-            let outcome = match one_stage::best(self.problem, family, cuts, &control)? {
-                Some((plan, simulated)) => {
-                    let is_proven = has_all && !self.control.should_stop();
-                    let bound_s = |step_s| {
-                        if is_proven { step_s } else { one_stage_bound_s(self.problem, family, step_s, &control) }
-                    };
-                    Outcome::Simulated(Box::new(FoundPlan {
-                        lower_bound_s: plan.run.fits().then(|| bound_s(plan.run.step_s)),
-                        plan,
-                        has_all_cuts: true, // every cut of the model was allowed
-                        is_node_aligned,
-                        simulated,
-                    }))
-                }
+            let outcome = match one_stage::search(self.problem, family, (cuts, has_all), &self.quiet())? {
+                Some(found) => Outcome::Simulated(Box::new(FoundPlan {
+                    plan: found.best.into_plan(self.problem),
+                    lower_bound_s: found.lower_bound_s,
+                    has_all_cuts: true, // every cut of the model was allowed
+                    is_node_aligned,
+                    simulated: found.simulated,
+                })),
                 None => Outcome::Nothing(Error::infeasible(
                     "no plan was simulated: no cuts were found, or their steps have too many micro-batches",
                     "choose larger micro-batches, or a smaller batch",

@@ -3,18 +3,22 @@
 //!
 //! They run on all plans if these are few (`every_plan`). Then the shortest step is the optimum, and also the bound.
 //! Otherwise they run on cuts that suit 1F1B: the best ones for each pipeline depth and each promising micro-batch size.
-//! Each is simulated, and the shortest step that fits is the result. Other cuts may be better, so the bound is another
-//! one: it holds for any order of the actions.
+//! The bound then is another one, which holds for any order of the actions (`bound`). It also gives promising plans.
+//! Local search improves the best plan of all (`local_search`).
 
 use crate::planner::effort::action_lists as effort;
-use crate::planner::hybrid::{self, CandidatePlan, PlanEvaluator, Settings, StageCost, WarmUp};
+use crate::planner::hybrid::{
+    self, AnyOrder, CandidatePlan, PlanEvaluator, Row, Settings, StageCandidate, StageCost, WarmUp,
+};
 use rayon::prelude::*;
 
+use super::bound::{any_order, one_stage_bound};
 use super::every_plan::every_plan;
 use super::fit::run_under;
-use super::run::Run;
+use super::local_search::improve;
+use super::run::{Run, SMALLER};
 use super::{Problem, SimulatedPlan, near_sizes};
-use crate::control::Control;
+use crate::control::{Control, Progress};
 use crate::error::Result;
 use crate::schedule::{Family, Schedule};
 
@@ -25,43 +29,68 @@ pub const FRUGAL: [&str; 2] = ["zb", SEQUENTIAL];
 /// Schedule that starts a micro-batch only after the one before it has ended.
 pub(super) const SEQUENTIAL: &str = "sequential";
 
-/// Relative margin between times that differ by the order of summation only.
-const ROUNDING: f64 = 1.0 + 1e-9;
-
-/// The stages of a plan of 1F1B, on which other schedules are run.
+/// The stages of a plan, on which schedules are run.
 #[derive(Debug)]
 pub(super) struct Cuts {
     plan: CandidatePlan,
     /// Costs of the stages, each with one micro-batch in flight.
     costs: Vec<StageCost>,
     micro_batches: u32,
-    /// Lower bound on the step for every order of the passes: the work of some stage, after the forward passes and
-    /// messages of one micro-batch in all stages before it.
-    computing_s: f64,
+}
+
+/// A plan that was run under a schedule.
+#[derive(Debug, Clone)]
+pub(super) struct Ran {
+    pub(super) plan: CandidatePlan,
+    pub(super) schedule: Schedule,
+    pub(super) run: Run,
 }
 
 impl Cuts {
     /// Evaluates the stages of a plan. `None` if a step has more actions than are simulated.
-    fn of(problem: &Problem<'_>, evaluator: &mut PlanEvaluator<'_>, plan: CandidatePlan) -> Option<Self> {
+    pub(super) fn of(problem: &Problem<'_>, evaluator: &mut PlanEvaluator<'_>, plan: CandidatePlan) -> Option<Self> {
         let micro_batches = problem.settings.global_batch / plan.micro_batch;
-        // A split backward makes three actions per micro-batch and stage.
-        if 3 * u64::from(micro_batches) * plan.stages.len() as u64 > effort::MAX_ACTIONS {
+        let cuts = Self { plan, costs: Vec::new(), micro_batches };
+        if cuts.actions() > effort::MAX_ACTIONS {
             return None;
         }
-        let costs = evaluator.stages(&plan).ok()?;
-        let (mut before_s, mut computing_s) = (0.0, 0.0_f64);
-        for stage in &costs {
-            computing_s = computing_s.max(before_s + f64::from(micro_batches) * (stage.forward_s + stage.backward_s));
-            before_s += stage.forward_s + stage.transfer_s;
+        Some(Self { costs: evaluator.stages(&cuts.plan).ok()?, ..cuts })
+    }
+
+    /// Evaluates another plan like [`Cuts::of`]. Stages that both plans have keep their costs.
+    pub(super) fn changed(&self, evaluator: &mut PlanEvaluator<'_>, plan: CandidatePlan) -> Option<Self> {
+        let micro_batches = self.micro_batches * self.plan.micro_batch / plan.micro_batch;
+        let cuts = Self { plan, costs: Vec::new(), micro_batches };
+        if cuts.actions() > effort::MAX_ACTIONS {
+            return None;
         }
-        Some(Self { plan, costs, micro_batches, computing_s })
+        Some(Self { costs: evaluator.stages_but(&cuts.plan, (&self.plan, &self.costs)).ok()?, ..cuts })
+    }
+
+    /// Returns the number of actions of a step. A split backward makes three actions per micro-batch and stage.
+    pub(super) fn actions(&self) -> u64 {
+        3 * u64::from(self.micro_batches) * self.plan.stages.len() as u64
+    }
+
+    /// Returns a lower bound on the step for every order of the passes.
+    pub(super) fn min_step_s(&self, order: AnyOrder) -> f64 {
+        order.min_step_s(&self.costs, self.plan.recompute, self.micro_batches)
+    }
+
+    /// Runs the stages under a schedule.
+    pub(super) fn run_under(&self, family: &Family) -> Result<Ran> {
+        let ranks: Vec<u32> = (0..self.costs.len() as u32).collect();
+        let (schedule, run) = run_under(family, &self.costs, &ranks, self.micro_batches, self.plan.recompute)?;
+        Ok(Ran { plan: self.plan.clone(), schedule, run })
     }
 }
 
 /// Returns all plans of a problem, the lowest bound first, or `None` if there are too many.
 pub(super) fn all(problem: &Problem<'_>) -> Option<Vec<Cuts>> {
     let mut found = distinct(problem, every_plan(problem)?.into_iter());
-    found.sort_by(|a, b| a.computing_s.total_cmp(&b.computing_s));
+    // The bound for split backwards holds for all schedules.
+    let order = AnyOrder { splits_backward: true, is_sequential: false };
+    found.sort_by(|a, b| a.min_step_s(order).total_cmp(&b.min_step_s(order)));
     Some(found)
 }
 
@@ -137,17 +166,91 @@ fn distinct(problem: &Problem<'_>, plans: impl Iterator<Item = CandidatePlan>) -
         .collect()
 }
 
-/// Runs a schedule on each of these cuts. Returns the plan with the shortest step that fits, or else with the least
-/// missing memory, and the number of simulated plans.
+/// Result of the search for a schedule.
+#[derive(Debug)]
+pub(super) struct Searched {
+    pub(super) best: Ran,
+    /// Lower bound on the step of every plan. `None` if none fits.
+    pub(super) lower_bound_s: Option<f64>,
+    /// Number of plans that were simulated.
+    pub(super) simulated: u64,
+}
+
+/// Searches the best plan for a schedule, from these cuts. `is_all` states that they are the cuts of every plan.
 ///
-/// At least one plan is simulated, even after the deadline. `None` if `cuts` is empty.
-pub(super) fn best(
+/// `None` if `cuts` is empty.
+pub(super) fn search(
     problem: &Problem<'_>,
     family: &Family,
-    cuts: &[Cuts],
+    (cuts, is_all): (&[Cuts], bool),
     control: &Control,
-) -> Result<Option<(SimulatedPlan, u64)>> {
-    let mut best: Option<(&Cuts, Schedule, Run)> = None;
+) -> Result<Option<Searched>> {
+    let Some((best, mut simulated)) = best(family, cuts, None, control)? else { return Ok(None) };
+    if is_all {
+        let is_proven = best.run.fits() && !control.should_stop();
+        let lower_bound_s = is_proven.then_some(best.run.step_s);
+        return Ok(Some(Searched { best, lower_bound_s, simulated }));
+    }
+    let (mut lower_bound_s, mut promising) = (None, Vec::new());
+    if best.run.fits() {
+        let bound = one_stage_bound(problem, family, best.run.step_s, control);
+        let plans = bound.rows.into_iter().rev().map(|(size, recompute, row)| placed(problem, size, recompute, &row));
+        promising = distinct(problem, plans);
+        let min_s = |cuts: &Cuts| cuts.min_step_s(any_order(family));
+        promising.sort_by(|a, b| min_s(a).total_cmp(&min_s(b)));
+        promising.truncate(effort::PROMISING_ROWS);
+        lower_bound_s = Some(bound.lower_bound_s);
+    }
+    let (best, count) = improve(problem, family, (best, &promising), lower_bound_s.unwrap_or(0.0), control)?;
+    simulated += count;
+    if best.run.fits() && lower_bound_s.is_none() {
+        lower_bound_s = Some(one_stage_bound(problem, family, best.run.step_s, control).lower_bound_s);
+    }
+    if let Some(lower_bound_s) = lower_bound_s {
+        control.report(Progress { best_s: best.run.step_s, lower_bound_s });
+    }
+    Ok(Some(Searched { best, lower_bound_s, simulated }))
+}
+
+/// Returns a plan with these stages, which take devices node by node, from the fastest node to the slowest.
+fn placed(problem: &Problem<'_>, micro_batch: u32, recompute: bool, row: &Row) -> CandidatePlan {
+    let nodes = &problem.cluster.nodes;
+    let mut free: Vec<(u32, u32)> = (0_u32..).zip(nodes.iter().map(|node| node.devices)).collect();
+    free.sort_by(|a, b| nodes[b.0 as usize].speed.total_cmp(&nodes[a.0 as usize].speed));
+    let mut free = free.into_iter().peekable();
+    let mut take = |mut replicas: u32| {
+        let mut footprint = Vec::new();
+        while let Some((node, left)) = free.peek_mut().filter(|_| replicas > 0) {
+            let taken = replicas.min(*left);
+            footprint.push((*node, taken));
+            (replicas, *left) = (replicas - taken, *left - taken);
+            if *left == 0 {
+                free.next();
+            }
+        }
+        footprint.sort_unstable();
+        footprint
+    };
+    let stages = row.iter().map(|&(begin, end, replicas)| StageCandidate {
+        begin,
+        end,
+        footprint: take(replicas),
+        max_in_flight: 1,
+    });
+    CandidatePlan { micro_batch, recompute, stages: stages.collect() }
+}
+
+/// Runs a schedule on each of these cuts. Returns the plan with the shortest step that fits, or else with the least
+/// missing memory, and the number of simulated plans. It is `known` if no other plan is better.
+///
+/// At least one plan is simulated, even after the deadline. `None` if `cuts` is empty and no plan is known.
+pub(super) fn best(
+    family: &Family,
+    cuts: &[Cuts],
+    known: Option<Ran>,
+    control: &Control,
+) -> Result<Option<(Ran, u64)>> {
+    let mut best = known;
     let mut simulated = 0;
     // Cuts run in chunks of fixed size. Inside a chunk all have to beat the same step, so the number of simulated plans
     // does not depend on the number of threads.
@@ -155,35 +258,35 @@ pub(super) fn best(
         if best.is_some() && control.should_stop() {
             break;
         }
-        let shortest_s = best.iter().map(|(.., run)| run).filter(|run| run.fits()).map(|run| run.step_s);
+        let shortest_s = best.iter().map(|best| &best.run).filter(|run| run.fits()).map(|run| run.step_s);
         let shortest_s = shortest_s.fold(f64::INFINITY, f64::min);
         let runs = few.par_iter().enumerate().map(|(at, cuts)| {
-            // A plan whose busiest stage computes longer than the best step can't be better.
-            let is_worth = cuts.computing_s < shortest_s * ROUNDING && (at == 0 || !control.should_stop());
-            let run = is_worth.then(|| {
-                let ranks: Vec<u32> = (0..cuts.costs.len() as u32).collect();
-                run_under(family, &cuts.costs, &ranks, cuts.micro_batches, cuts.plan.recompute)
-            });
-            run.transpose().map(|run| run.map(|(schedule, run)| (cuts, schedule, run)))
+            // A plan that takes longer than the best step in any order can't be better.
+            let is_worth = cuts.min_step_s(any_order(family)) < shortest_s * (1.0 + SMALLER)
+                && (at == 0 || !control.should_stop());
+            is_worth.then(|| cuts.run_under(family)).transpose()
         });
         for found in runs.collect::<Result<Vec<_>>>()?.into_iter().flatten() {
             simulated += 1;
-            if best.as_ref().is_none_or(|(.., best)| found.2.is_better_than(best)) {
+            if best.as_ref().is_none_or(|best| found.run.is_better_than(&best.run)) {
                 best = Some(found);
             }
         }
-        if let Some((.., run)) = best.as_ref().filter(|(.., run)| run.fits()) {
-            control.report(crate::control::Progress { best_s: run.step_s, lower_bound_s: 0.0 });
+        if let Some(best) = best.as_ref().filter(|best| best.run.fits()) {
+            control.report(Progress { best_s: best.run.step_s, lower_bound_s: 0.0 });
         }
     }
-    Ok(best.map(|(cuts, schedule, run)| {
-        let CandidatePlan { micro_batch, recompute, ref stages } = cuts.plan;
+    Ok(best.map(|best| (best, simulated)))
+}
+
+impl Ran {
+    /// Returns the plan with the numbers of its devices.
+    pub(super) fn into_plan(self, problem: &Problem<'_>) -> SimulatedPlan {
+        let devices = self.plan.devices(problem.cluster);
+        let CandidatePlan { micro_batch, recompute, stages } = self.plan;
         let ends = stages.iter().map(|stage| (stage.begin, stage.end)).collect();
-        (
-            SimulatedPlan { micro_batch, recompute, ends, devices: cuts.plan.devices(problem.cluster), schedule, run },
-            simulated,
-        )
-    }))
+        SimulatedPlan { micro_batch, recompute, ends, devices, schedule: self.schedule, run: self.run }
+    }
 }
 
 #[cfg(test)]
@@ -241,17 +344,15 @@ mod tests {
             let settings = settings(24, vec![1, 2, 3, 4, 6, 8, 12, 24]);
             let problem = Problem { model: &model, cluster: &cluster, settings: &settings };
             let control = Control::default();
-            let mut cuts = cuts(&problem, &[], 4, &control);
+            let cuts = cuts(&problem, &[], 4, &control);
             prop_assert!(cuts.len() > effort::CUTS_AT_ONCE);
             let family = family(name).unwrap();
-            let (best, _) = super::best(&problem, family, &cuts, &control).unwrap().unwrap();
-            for cuts in &mut cuts {
-                cuts.computing_s = 0.0;
-            }
-            let (thorough, simulated) = super::best(&problem, family, &cuts, &control).unwrap().unwrap();
-            prop_assert_eq!(simulated as usize, cuts.len());
+            let (best, _) = super::best(family, &cuts, None, &control).unwrap().unwrap();
+            let all = cuts.iter().map(|cuts| cuts.run_under(family).unwrap());
+            let thorough = all.reduce(|best, other| if other.run.is_better_than(&best.run) { other } else { best });
+            let thorough = thorough.unwrap();
             prop_assert_eq!(best.run, thorough.run);
-            prop_assert_eq!(best.ends, thorough.ends);
+            prop_assert_eq!(best.plan, thorough.plan);
         }
     }
 }

@@ -28,6 +28,9 @@ pub struct Run {
 /// Relative margin below the capacity at which a device counts as full, since sums in another order round differently.
 const ROUNDING: f64 = 1e-12;
 
+/// Relative amount by which one number must be smaller than another to count. Smaller differences are rounding.
+pub(super) const SMALLER: f64 = 1e-9;
+
 impl Run {
     /// Returns whether every device has enough memory.
     #[must_use]
@@ -46,6 +49,14 @@ impl Run {
     #[must_use]
     pub fn is_better_than(&self, other: &Self) -> bool {
         (self.shortfall_bytes, self.step_s) < (other.shortfall_bytes, other.step_s)
+    }
+
+    /// Returns whether this is the better answer by more than rounding.
+    #[must_use]
+    pub fn is_clearly_better_than(&self, other: &Self) -> bool {
+        let is_smaller = |one: f64, other: f64| one < other * (1.0 - SMALLER);
+        is_smaller(self.shortfall_bytes, other.shortfall_bytes)
+            || (self.shortfall_bytes <= other.shortfall_bytes && is_smaller(self.step_s, other.step_s))
     }
 }
 

@@ -52,3 +52,19 @@ pub(crate) const MAX_KICKS: u32 = 40;
 /// Number of devices of all groups up to which single devices move between groups. Each such move requires the costs of
 /// all stages again. Not tuned.
 pub(crate) const MAX_MOVING_DEVICES: u32 = 1024;
+
+// Local search for schedules with one stage per device.
+
+/// Number of promising plans of the bound that are run: the ones with the lowest bounds. Not tuned.
+pub(crate) const PROMISING_ROWS: usize = 4;
+/// Limit on the actions of one local search: about 1 ms. Not tuned.
+pub(crate) const LOCAL_SEARCH_ACTIONS: u64 = 80_000;
+/// Work of evaluating the stages of a plan, in actions of equal time. Not tuned.
+pub(crate) const EVALUATION_ACTIONS: u64 = 300;
+/// Numbers of layers that follow a device to its new stage. Not tuned.
+pub(crate) const FOLLOWING: [isize; 3] = [1, 2, 5];
+/// Number of stages up to which any two swap their devices, where nodes differ. Deeper pipelines swap those of neighbors
+/// only. Not tuned.
+pub(crate) const SWAPPED_STAGES: usize = 6;
+/// Number of nodes of a stage from which single devices move to a neighbor. Not tuned.
+pub(crate) const MOVED_FROM: usize = 4;

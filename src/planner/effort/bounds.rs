@@ -64,5 +64,8 @@ pub(crate) const ANY_ORDER_UNITS: u32 = 64;
 /// Limit on the stages of one micro-batch size, times the units of devices. Beyond it there is only the bound of all
 /// cuts. Not tuned.
 pub(crate) const ANY_ORDER_STEPS: usize = 20_000_000;
+/// Number of stages of a branching model up to which each has its own gradient reduction. Beyond it, a bound from sums
+/// stands for it. Not tuned.
+pub(crate) const ANY_ORDER_REDUCTIONS: usize = 1_000;
 /// Width at which the bisection of thresholds ends, as a share of the threshold. Not tuned.
 pub(crate) const ANY_ORDER_TOLERANCE: f64 = 2e-3;

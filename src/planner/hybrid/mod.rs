@@ -48,7 +48,7 @@ use crate::planner::effort::{ALL_WORK, QUICK, WHOLE, annealing, passes};
 
 pub use baselines::{PipelineOnly, closest, data_parallel, fitting, helpful_changes, pipeline_only};
 pub use bounds::all_cuts::min_step_s as min_step_of_all_cuts_s;
-pub use bounds::any_order::{AnyOrder, min_step_of_any_order_s};
+pub use bounds::any_order::{AnyOrder, AnyOrderBound, Row, min_step_of_any_order_s};
 pub use bounds::bound_bisection::min_step_s as min_step_of_all_s;
 pub use bounds::memory::{Schedules, nothing_fits, nothing_fits_with_any_cuts};
 pub use evaluate::candidate_plan::{CandidatePlan, StageCandidate};

@@ -3,18 +3,20 @@
 //!
 //! A threshold is a bound if no row of stages from the first cut to the last stays below it. A dynamic program over cuts
 //! and numbers of devices decides that: for each prefix, it keeps the shortest way down to the next stage, and the
-//! shortest way down and back up. Both are sums over the stages in front, so the minima of all prefixes are enough.
+//! shortest way down and back up. Both are sums over the stages in front, so the minima of all prefixes are enough. The
+//! stages of such a row are also a promising plan.
 
 use crate::planner::effort::bounds;
 use crate::planner::hybrid::{
     bounds::link_bounds::{Links, min_rate},
+    evaluate::stage_cost::StageCost,
     settings::Settings,
     subproblem::Subproblem,
 };
 
 use crate::control::Control;
 use crate::cost::network::{Cluster, Rate};
-use crate::cost::{self, LayerSums, Totals};
+use crate::cost::{self, LayerSums, SyncTail, Totals};
 
 /// Properties of a schedule that its bound uses.
 #[derive(Debug, Clone, Copy)]
@@ -25,27 +27,84 @@ pub struct AnyOrder {
     pub is_sequential: bool,
 }
 
-/// Returns a lower bound on the step of every plan that fits memory, at most `known_s`, which is the step of one of
-/// them. `floor_s` must be a lower bound already.
+impl AnyOrder {
+    /// Returns a lower bound on the step of a plan with these stages, in seconds: the lemma for a single plan.
+    #[must_use]
+    pub fn min_step_s(self, stages: &[StageCost], recompute: bool, micro_batches: u32) -> f64 {
+        let micro_batches = f64::from(micro_batches);
+        let (mut down_s, mut way_s, mut bound_s, mut max_pass_s) = (0.0, 0.0, 0.0_f64, 0.0_f64);
+        for (at, stage) in stages.iter().enumerate() {
+            let whole_s = stage.backward_s - if recompute { stage.forward_s } else { 0.0 };
+            let halves_s =
+                (stage.input_gradient_s.zip(stage.weight_gradient_s)).unwrap_or((whole_s / 2.0, whole_s / 2.0));
+            let [forward_s, back_s, backward_s] =
+                shortest_passes_s((stage.forward_s, whole_s), halves_s, recompute, self.splits_backward);
+            let work_s = down_s + micro_batches * (forward_s + backward_s) + stage.exposed_grad_reduce_s;
+            let passed_s = if at == 0 { 0.0 } else { way_s + micro_batches * (forward_s + back_s) };
+            bound_s = bound_s.max(work_s).max(passed_s);
+            down_s += forward_s + stage.transfer_s;
+            way_s += forward_s + 2.0 * stage.transfer_s;
+            way_s += match (at == 0, self.is_sequential) {
+                (false, _) => back_s,
+                (true, true) => backward_s,
+                (true, false) => backward_s + stage.exposed_grad_reduce_s,
+            };
+            max_pass_s = max_pass_s.max(forward_s).max(back_s);
+        }
+        if self.is_sequential {
+            return bound_s.max(micro_batches * way_s);
+        }
+        bound_s.max(way_s + (micro_batches - 1.0) * max_pass_s)
+    }
+}
+
+/// Stages of a plan in the order of the model: the cuts around each, and its number of replicas.
+pub type Row = Vec<(usize, usize, u32)>;
+
+/// The bound over all plans, and promising plans.
+#[derive(Debug, Clone)]
+pub struct AnyOrderBound {
+    /// Lower bound on the step in seconds.
+    pub lower_bound_s: f64,
+    /// Stages whose bound is lowest, for micro-batch sizes that may have a shorter step than the known one: the size,
+    /// whether it recomputes, and the stages. The most promising one is last.
+    pub rows: Vec<(u32, bool, Row)>,
+}
+
+/// Bounds the step of every plan that fits memory. `known_s` is the step of one of them. `floors` has a lower bound for
+/// each micro-batch size.
 ///
 /// Plans with cuts that `model` does not list are not covered. A search that is stopped, or that has too many stages,
-/// returns `floor_s`.
+/// returns the smallest of `floors`.
 #[must_use]
 pub fn min_step_of_any_order_s(
     (model, cluster, settings): (&LayerSums, &Cluster, &Settings),
     order: AnyOrder,
-    (floor_s, known_s): (f64, f64),
+    (floors, known_s): (&[(u32, f64)], f64),
     control: &Control,
-) -> f64 {
-    let mut bound_s = known_s;
-    for task in Subproblem::all(model, cluster, settings) {
+) -> AnyOrderBound {
+    let mut found = AnyOrderBound { lower_bound_s: known_s, rows: Vec::new() };
+    let floor_s = |size: u32| floors.iter().find(|floor| floor.0 == size).map_or(0.0, |floor| floor.1);
+    let settings = Settings {
+        pipeline_micro_batch_sizes: (settings.pipeline_micro_batch_sizes.iter().copied())
+            .filter(|&size| floor_s(size) < known_s)
+            .collect(),
+        ..settings.clone()
+    };
+    for task in Subproblem::all(model, cluster, &settings) {
+        let (floor_s, known_s) = (floor_s(task.micro_batch), found.lower_bound_s);
         // Another size can only lower the bound below the smallest one so far.
-        bound_s = Stages::of(&task, order, bound_s).map_or(floor_s, |stages| stages.min_step_s(floor_s, bound_s));
-        if bound_s <= floor_s || control.should_stop() {
-            return floor_s;
+        if floor_s >= known_s {
+            continue;
+        }
+        found.lower_bound_s = floor_s;
+        if let Some(stages) = Stages::of(&task, order, known_s).filter(|_| !control.should_stop()) {
+            let (bound_s, row) = stages.min_step_s(floor_s, known_s);
+            found.lower_bound_s = bound_s;
+            found.rows.extend(row.map(|row| (task.micro_batch, task.recompute, row)));
         }
     }
-    bound_s
+    found
 }
 
 /// Stages that plans of one micro-batch size may have.
@@ -63,6 +122,7 @@ struct Stages {
 /// Shortest times of a stage between two cuts with some number of replicas, in any placement.
 struct Stage {
     begin: usize,
+    replicas: u32,
     /// Units of devices that the stage takes.
     units: usize,
     forward_s: f64,
@@ -99,12 +159,18 @@ impl Stages {
             let totals = &task.totals[totals as usize];
             let (transfer, sync) = shortest_rates(&links, (min_replicas, max_replicas));
             for (end, stages) in of_end.iter_mut().enumerate() {
+                let mut exposed = Exposed::new(task, totals, (sync, slowest), end);
                 for begin in model.begins(end).map(|begin| begin as usize) {
                     let passes = passes_s(totals, (begin, end), task.recompute, order.splits_backward);
                     let [forward_s, back_s, backward_s] = passes.map(|pass_s| pass_s / fastest);
                     if micro_batches * (forward_s + backward_s) >= threshold_s {
+                        // In a chain, all other stages that end here have these layers, too.
+                        if model.is_chain {
+                            break;
+                        }
                         continue;
                     }
+                    let exposed_grad_reduce_s = exposed.from(begin);
                     let memory =
                         cost::memory(model, totals, &settings.memory, (begin, end), max_replicas, 1, task.recompute);
                     if memory.total_bytes() * (1.0 - ROUNDING) > capacity_bytes {
@@ -113,20 +179,13 @@ impl Stages {
                     let transfer_s = task.cut_bytes[end] * transfer.s_per_byte + transfer.latency_s;
                     stages.push(Stage {
                         begin,
+                        replicas: min_replicas,
                         units: (min_replicas / unit) as usize,
                         forward_s,
                         back_s,
                         backward_s,
                         transfer_s: if end == last { 0.0 } else { transfer_s },
-                        // Slow backwards hide most of the gradient reduction.
-                        exposed_grad_reduce_s: cost::grad_reduce_s(
-                            model,
-                            totals,
-                            slowest,
-                            (begin, end),
-                            sync,
-                            settings.overlap_sync,
-                        ),
+                        exposed_grad_reduce_s,
                     });
                 }
             }
@@ -135,41 +194,56 @@ impl Stages {
         Some(Self { of_end, units, micro_batches, is_sequential: order.is_sequential, behind_s })
     }
 
-    /// Returns a lower bound on the step of all plans, from `floor_s` to `threshold_s`, by bisection.
-    fn min_step_s(&self, floor_s: f64, threshold_s: f64) -> f64 {
-        if !self.has_plan(threshold_s * (1.0 - ROUNDING)) {
-            return threshold_s;
-        }
+    /// Returns a lower bound on the step of all plans, from `floor_s` to `threshold_s`, by bisection. If it is below
+    /// the threshold, the stages are returned that stayed below the lowest one.
+    fn min_step_s(&self, floor_s: f64, threshold_s: f64) -> (f64, Option<Row>) {
+        let Some(mut row) = self.row_below(threshold_s * (1.0 - ROUNDING)) else { return (threshold_s, None) };
         let (mut low_s, mut high_s) = (floor_s, threshold_s);
         while high_s - low_s > bounds::ANY_ORDER_TOLERANCE * high_s {
             let middle_s = low_s.midpoint(high_s);
-            if self.has_plan(middle_s) { high_s = middle_s } else { low_s = middle_s }
+            match self.row_below(middle_s) {
+                Some(found) => (high_s, row) = (middle_s, found),
+                None => low_s = middle_s,
+            }
         }
-        low_s * (1.0 - ROUNDING)
+        (low_s * (1.0 - ROUNDING), Some(row))
     }
 
-    /// Returns whether some row of stages stays below the threshold.
-    fn has_plan(&self, threshold_s: f64) -> bool {
+    /// Returns a row of stages that stays below the threshold, if there is one.
+    fn row_below(&self, threshold_s: f64) -> Option<Row> {
         let width = self.units + 1;
-        // The way down to a cut, and the way down and back up, by units that are taken at most.
-        let mut down_s = vec![f64::INFINITY; self.of_end.len() * width];
-        let mut both_s = down_s.clone();
-        down_s[..width].fill(0.0);
-        both_s[..width].fill(0.0);
+        let mut prefixes =
+            vec![Prefix { down_s: f64::INFINITY, both_s: f64::INFINITY, last: 0 }; self.of_end.len() * width];
+        prefixes[..width].fill(Prefix { down_s: 0.0, both_s: 0.0, last: 0 });
         for (end, stages) in self.of_end.iter().enumerate() {
-            for stage in stages {
+            for (at, stage) in (0_u32..).zip(stages) {
                 let bounds = self.bounds_of(stage, end);
+                let (limit_s, both_limit_s) = (threshold_s - bounds.down_s, threshold_s - bounds.both_s);
                 for taken in stage.units..width {
-                    let from = stage.begin * width + taken - stage.units;
-                    let to = end * width + taken;
-                    if down_s[from] + bounds.down_s < threshold_s && both_s[from] + bounds.both_s < threshold_s {
-                        down_s[to] = down_s[to].min(down_s[from] + stage.forward_s + stage.transfer_s);
-                        both_s[to] = both_s[to].min(both_s[from] + bounds.way_s);
+                    let from = prefixes[stage.begin * width + taken - stage.units];
+                    if from.down_s < limit_s && from.both_s < both_limit_s {
+                        let to = &mut prefixes[end * width + taken];
+                        to.down_s = to.down_s.min(from.down_s + stage.forward_s + stage.transfer_s);
+                        if from.both_s + bounds.way_s < to.both_s {
+                            (to.both_s, to.last) = (from.both_s + bounds.way_s, at);
+                        }
                     }
                 }
             }
         }
-        both_s[self.of_end.len() * width - 1].is_finite()
+        let (mut end, mut taken) = (self.of_end.len() - 1, self.units);
+        if prefixes[end * width + taken].both_s.is_infinite() {
+            return None;
+        }
+        // The stages on the shortest way down and back, from the last one to the first.
+        let mut row = Row::new();
+        while end > 0 {
+            let stage = &self.of_end[end][prefixes[end * width + taken].last as usize];
+            row.push((stage.begin, end, stage.replicas));
+            (end, taken) = (stage.begin, taken - stage.units);
+        }
+        row.reverse();
+        Some(row)
     }
 
     /// Returns what a stage adds to the way down and to the way down and back, up to the end of the step.
@@ -195,6 +269,55 @@ impl Stages {
         let [way_s, through_s] = [way_s, through_s].map(|one_s| self.micro_batches * one_s);
         StageBounds { down_s, both_s: through_s, way_s }
     }
+}
+
+/// Shortest exposed gradient reductions of the stages that end at one cut.
+struct Exposed<'a> {
+    task: &'a Subproblem<'a>,
+    totals: &'a Totals,
+    rate: Rate,
+    /// Speed of the backwards that hide the reduction. The slowest ones hide most of it.
+    slowest: f64,
+    end: usize,
+    /// Reduction of the last stage of a chain that was asked for, and the cut at which that begins.
+    tail: (SyncTail<'a>, usize),
+}
+
+impl<'a> Exposed<'a> {
+    fn new(task: &'a Subproblem<'a>, totals: &'a Totals, (rate, slowest): (Rate, f64), end: usize) -> Self {
+        let tail = SyncTail::new(task.model, totals, slowest, rate, task.settings.overlap_sync);
+        Self { task, totals, rate, slowest, end, tail: (tail, end) }
+    }
+
+    /// Returns the reduction of the stage that begins at a cut. Later calls must be for earlier cuts.
+    fn from(&mut self, begin: usize) -> f64 {
+        let model = self.task.model;
+        if model.is_chain {
+            let layers = model.layers_between(begin, self.tail.1);
+            self.tail.1 = begin;
+            return self.tail.0.extend(layers);
+        }
+        let (overlap, stage) = (self.task.settings.overlap_sync, (begin, self.end));
+        if model.pairs() <= bounds::ANY_ORDER_REDUCTIONS {
+            return cost::grad_reduce_s(model, self.totals, self.slowest, stage, self.rate, overlap);
+        }
+        // A backward hides no more than its own time, so the sums give a bound for any order of the layers.
+        let between = |below: &[f64]| below[self.end] - below[begin];
+        let messages_s = between(&model.parameter_bytes) * self.rate.s_per_byte;
+        let hidden_s = if overlap { between(&self.totals.backward_s) / self.slowest } else { 0.0 };
+        (messages_s - hidden_s).max(0.0)
+    }
+}
+
+/// Shortest ways through the stages in front of a cut that take at most some number of units, each by itself.
+#[derive(Clone, Copy)]
+struct Prefix {
+    /// Way down to the cut.
+    down_s: f64,
+    /// Way down to the cut and back up.
+    both_s: f64,
+    /// Index of the last stage on the way down and back, among those that end at the cut.
+    last: u32,
 }
 
 /// Lower bounds on the step, less the way through the stages in front.
