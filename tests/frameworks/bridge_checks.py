@@ -232,6 +232,8 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"flash_attention": False, "recompute": "full"}, {"model.attention_backend": AttnBackend.unfused}),
     ({"dp_replicate": 2}, {"ddp.num_distributed_optimizer_instances": 2}),
     ({"fused_elementwise": False}, {"model.apply_rope_fusion": False, "model.masked_softmax_fusion": False}),
+    ({"packed_length": 32, "cp": 2, "lora_rank": 8}, {"dataset.enable_offline_packing": True}),
+    ({"packed_length": 32, "cuda_graph_impl": "full_iteration"}, {"dataset.enable_offline_packing": True}),
     ({"cp": 2, "lora_rank": 8}, {"model.calculate_per_token_loss": True, "ddp.average_in_collective": False}),
 ]  # fmt: skip
 """Settings that are not among the random plans, and the fields that they become."""
@@ -263,7 +265,7 @@ def further_settings() -> None:
             for name in variables & os.environ.keys():
                 del os.environ[name]
             with tempfile.TemporaryDirectory() as folder:
-                config = space["recipe"](of_hugging_face(model, Path(folder)), pretrained=folder)
+                config = space["recipe"](of_hugging_face(model, Path(folder)), data=folder, pretrained=folder)
                 bridge_config.runtime_config_update(config)
             for path, value in wanted.items():
                 section, _, name = path.partition(".")
