@@ -257,6 +257,13 @@ def test_a_job_folder_trains_a_whole_model_from_random_weights(place: Path) -> N
     assert "train.train_iters=5" in (place / "record").read_text(encoding="utf-8").splitlines()
 
 
+@pytest.mark.parametrize("kind", ["none", "full_iteration"])
+def test_segments_of_memory_do_not_grow_beside_cuda_graphs(kind: str) -> None:
+    lines = jobs.files(made(tp=8, cuda_graph_impl=kind))["env.sh"].splitlines()
+    (found,) = (line for line in lines if "expandable_segments" in line)
+    assert found.startswith("export ") == (kind == "none")
+
+
 def test_the_check_of_a_job_folder_names_what_is_missing(place: Path) -> None:
     jobs.save(made(lora_rank=8), place / "job")
     done = run(place, "bash", "job/check.sh")

@@ -175,7 +175,10 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
             Variable(
                 name="PYTORCH_ALLOC_CONF",
                 value="expandable_segments:True",
-                why="less fragmentation of GPU memory, as in Megatron-Bridge's own recipes",
+                why="less fragmentation of GPU memory; with CUDA graphs it needs NCCL_GRAPH_REGISTER=0, too",
+                # NCCL registers the buffers of graphs, whose memory such segments may move (Megatron Core,
+                # `transformer/cuda_graphs.py`).
+                active=plan.estimate.parallelism.cuda_graph_impl == "none",
             ),
         ),
         check=('WORLD_SIZE="$RANKS" RANK=0 LOCAL_RANK=0 python3 train.py --check "${arguments[@]}" > /dev/null',),
