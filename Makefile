@@ -111,7 +111,8 @@ accuracy: build
 
 # The frameworks' own code reads, builds and runs what `hpgo export` writes, and the pages get the tables: a quarter of an
 # hour on two cores. Makes .frameworks, an environment each, which also keeps results until something changes. $MEGATRON_LM
-# names a clone of Megatron-LM, for the parsers and the training scripts of its last three releases.
+# names a clone of Megatron-LM, for the parsers and the training scripts of its last three releases, and $MEGATRON_BRIDGE one
+# of Megatron-Bridge. The Megatron-LM that it contains is read from the former.
 frameworks: build torch
 	$(BIN)/python tests/frameworks/run.py --write research/framework-tables.md docs/export.md
 

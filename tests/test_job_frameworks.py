@@ -102,7 +102,8 @@ def check_names(files: dict[str, str], folder: Path) -> None:
 
 
 def test_each_framework_has_parts_of_its_own() -> None:
-    assert {name.partition("@")[0] for name in FRAMEWORKS} == {"megatron", "torchtitan", "deepspeed", "torch"}
+    known = {"megatron", "megatron-bridge", "torchtitan", "deepspeed", "torch"}
+    assert {name.partition("@")[0] for name in FRAMEWORKS} == known
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+from test_job_frameworks import check_names
 from test_jobs import SHELLCHECK, run, stub
 
 import hpgo
@@ -55,7 +56,8 @@ def space_of(plan: hpgo.LlmPlan, **shape: Any) -> dict[str, Any]:
     (text,) = export.files(plan, "megatron-bridge").values()
     names = ("torch", "megatron", "megatron.bridge", "megatron.core", "megatron.core.transformer",
              "megatron.core.transformer.enums", "megatron.bridge.peft", "megatron.bridge.peft.lora",
-             "megatron.bridge.training", "megatron.bridge.training.config",
+             "megatron.bridge.training", "megatron.bridge.training.config", "megatron.bridge.data",
+             "megatron.bridge.data.packing", "megatron.bridge.data.packing.config",
              "megatron.bridge.training.mixed_precision")  # fmt: skip
     modules = {name: Anything(name) for name in names}
     modules["torch"].__dict__.update({"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"})
@@ -116,6 +118,24 @@ def test_data_of_adapters_are_prompts_and_of_whole_models_tokens() -> None:
     assert (whole.dataset.made, whole.dataset.data_path) == ("GPTDatasetConfig", ["prefix"])
 
 
+@pytest.mark.parametrize(
+    ("asked", "multiple", "fixed"),
+    [
+        ({"lora_rank": 8}, 1, False),
+        ({"cp": 2}, 4, False),
+        ({"tp": 8, "cuda_graph_impl": "full_iteration"}, 1, True),
+        ({"tp": 8, "cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ["mlp"]}, 1, False),
+    ],
+)
+def test_packed_documents_are_packed_to_the_length_of_a_sequence(
+    asked: dict[str, Any], multiple: int, fixed: bool
+) -> None:
+    dataset = config_of(made(**{"tp": 4, "zero_stage": 1, "packed_length": 512} | asked), data="folder").dataset
+    specs = dataset.offline_packing_specs
+    assert (dataset.enable_offline_packing, specs.packed_sequence_size) == (True, 4096)
+    assert (specs.pad_seq_to_mult, specs.pad_cu_seqlens) == (multiple, fixed)
+
+
 @pytest.mark.parametrize("field", ["num_layers", "hidden_size", "vocab_size", "num_query_groups", "ffn_hidden_size"])
 def test_a_model_of_another_shape_is_refused(field: str) -> None:
     space = space_of(made(tp=4), **{field: 7})
@@ -155,7 +175,7 @@ def test_what_is_computed_how_is_set(asked: dict[str, Any], wanted: dict[str, An
         ({"zero_stage": 3}, "supports ZeRO stage 0 or 1"),
         ({"cuda_graph_impl": "local"}, "supports CUDA graphs none, transformer_engine or full_iteration"),
         ({"optimizer": "muon", "overlap_dp_comm": False}, "supports optimizer adam or sgd here, not muon"),
-        ({"packed_length": 512}, "does not keep packed documents apart here"),
+        ({"packed_length": 512, "micro_batch_size": 2}, "packs documents into micro-batches of one sequence"),
     ],
 )
 def test_what_is_not_exported_is_refused(asked: dict[str, Any], says: str) -> None:
@@ -169,6 +189,14 @@ def test_megatron_lm_names_the_framework_with_adapters() -> None:
     with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.plan_llm("llama-3-8b", H100, global_batch_size=32, seq_length=4096, fix={"lora_rank": 16})
     assert "`--framework megatron-bridge`" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"lora_rank": 8}, {"packed_length": 512}, {"lora_rank": 8, "packed_length": 512}]
+)
+def test_modules_use_what_they_import(asked: dict[str, Any], tmp_path: Path) -> None:
+    files = jobs.files(made(**{"tp": 4, "zero_stage": 1} | asked))
+    check_names({name: text for name, text in files.items() if "/" not in name}, tmp_path)
 
 
 def test_names_of_models_are_no_code() -> None:
@@ -227,6 +255,13 @@ def test_a_job_folder_trains_a_whole_model_from_random_weights(place: Path) -> N
     done = run(place, "bash", "job/check.sh", **filled(place, JOB_RUN="small", SAVE="", DATA_PATH=""))
     assert (done.returncode, done.stderr) == (0, "")
     assert "train.train_iters=5" in (place / "record").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("kind", ["none", "full_iteration"])
+def test_segments_of_memory_do_not_grow_beside_cuda_graphs(kind: str) -> None:
+    lines = jobs.files(made(tp=8, cuda_graph_impl=kind))["env.sh"].splitlines()
+    (found,) = (line for line in lines if "expandable_segments" in line)
+    assert found.startswith("export ") == (kind == "none")
 
 
 def test_the_check_of_a_job_folder_names_what_is_missing(place: Path) -> None:

@@ -77,6 +77,15 @@ for name in ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd"):
 for name in ("permute", "permute_with_probs", "sort_chunks_by_index", "sort_chunks_by_index_with_probs", "unpermute"):
     setattr(moe_utils, f"fused_{name}", print)
 sys.meta_path.insert(0, Finder())
+
+
+def fused_adam(
+    *, master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: bool
+) -> None:
+    """Stand in for Transformer Engine's optimizer, of which the arguments are looked up."""
+
+
+importlib.import_module("transformer_engine.pytorch.optimizers").FusedAdam = fused_adam  # type: ignore[attr-defined]
 # The package imports the bridges of all models, of which some need packages of their own.
 package = types.ModuleType("megatron.bridge")
 package.__path__ = [str(Path(at) / "bridge") for at in megatron.__path__]
@@ -85,10 +94,12 @@ from megatron.bridge.models.conversion.auto_bridge import AutoBridge
 from megatron.bridge.training import config as bridge_config
 
 package.AutoBridge = AutoBridge  # type: ignore[attr-defined]
-from megatron.core.transformer.enums import LayerType
+from megatron.core.transformer.enums import AttnBackend, CudaGraphModule, LayerType
+from releases import BRIDGE
 from results import Result, done
-from ways import WayCase, files_of, refused_by, tally, ways
+from ways import GPUS, WayCase, files_of, refused_by, tally, ways
 
+import hpgo
 from hpgo import jobs
 
 if TYPE_CHECKING:
@@ -108,9 +119,8 @@ def some_model(chance: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def of_hugging_face(case: WayCase, folder: Path) -> str:
-    """Return a folder with the model's configuration as Hugging Face writes it."""
-    model = case.model
+def of_hugging_face(model: hpgo.Transformer, folder: Path) -> str:
+    """Write the model's configuration as Hugging Face has it into the folder, and return its path."""
     kind, name = ("qwen3", "Qwen3ForCausalLM") if model.head_norms else ("llama", "LlamaForCausalLM")
     sparse: dict[str, Any] = {}
     if model.experts:
@@ -138,7 +148,7 @@ def validated(case: WayCase) -> bool:
     exec(files["planned.py"], space)
     os.environ |= {"WORLD_SIZE": str(case.dp * case.tp * case.cp * case.pp), "RANK": "0"}
     with tempfile.TemporaryDirectory() as folder:
-        model = of_hugging_face(case, Path(folder))
+        model = of_hugging_face(case.model, Path(folder))
         for data in (None, folder):
             config = space["recipe"](model, data=data, pretrained=folder)
             bridge_config.runtime_config_update(config)
@@ -153,7 +163,7 @@ def scripted(case: WayCase) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("planned.py", "train.py"):
             (Path(folder) / name).write_text(files[name], encoding="utf-8")
-        values = {"HF_MODEL": of_hugging_face(case, Path(folder)), "TOKENIZER": folder, "PRETRAINED": folder,
+        values = {"HF_MODEL": of_hugging_face(case.model, Path(folder)), "TOKENIZER": folder, "PRETRAINED": folder,
                   "DATA_PATH": folder, "SAVE": f"{folder}/a 'b, {{c}}=\\"}  # fmt: skip
         for name in ("data.txt", "smoke.txt"):
             words = [Template(word).substitute(values) for word in shlex.split(files[name], comments=True)]
@@ -204,7 +214,67 @@ def compare(case: WayCase, config: Any) -> None:
         assert (config.peft.dim, tuple(config.peft.target_modules)) == (planned.lora_rank, planned.lora_targets)
 
 
+SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"cuda_graph_impl": "full_iteration"}, {"model.cuda_graph_impl": "full_iteration", "rng.te_rng_tracker": True}),
+    ({"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ["attn"]},
+     {"model.cuda_graph_modules": [CudaGraphModule.attn], "model.use_te_rng_tracker": True}),
+    ({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp8", "main_params_dtype": "fp16"},
+     {"optimizer.exp_avg_dtype": torch.bfloat16, "optimizer.exp_avg_sq_dtype": torch.uint8,
+      "optimizer.main_params_dtype": torch.float16}),
+    ({"optimizer_offload_fraction": 0.5},
+     {"optimizer.optimizer_cpu_offload": True, "optimizer.optimizer_offload_fraction": 0.5}),
+    ({"optimizer": "sgd", "zero_stage": 0}, {"optimizer.optimizer": "sgd"}),
+    ({"grad_reduce_in_bf16": True}, {"ddp.grad_reduce_in_fp32": False}),
+    ({"cpu_offload_num_layers": 2}, {"model.cpu_offloading": True, "model.cpu_offloading_num_layers": 2}),
+    ({"offload_modules": ["core_attn"]}, {"model.offload_modules": ["core_attn"]}),
+    ({"recompute": "selective", "recompute_modules": ["mlp"]}, {"model.recompute_modules": ["mlp"]}),
+    ({"tp": 2, "tp_comm_overlap": True}, {"model.tp_comm_overlap": True}),
+    ({"flash_attention": False, "recompute": "full"}, {"model.attention_backend": AttnBackend.unfused}),
+    ({"dp_replicate": 2}, {"ddp.num_distributed_optimizer_instances": 2}),
+    ({"fused_elementwise": False}, {"model.apply_rope_fusion": False, "model.masked_softmax_fusion": False}),
+    ({"packed_length": 32, "cp": 2, "lora_rank": 8}, {"dataset.enable_offline_packing": True}),
+    ({"packed_length": 32, "cuda_graph_impl": "full_iteration"}, {"dataset.enable_offline_packing": True}),
+    ({"cp": 2, "lora_rank": 8}, {"model.calculate_per_token_loss": True, "ddp.average_in_collective": False}),
+]  # fmt: skip
+"""Settings that are not among the random plans, and the fields that they become."""
+EXPERT_SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"ep": 4, "tp": 2, "etp": 2}, {"model.expert_tensor_parallel_size": 2}),
+    ({"ep": 4, "moe_token_dispatcher": "deepep"},
+     {"model.moe_token_dispatcher_type": "flex", "model.moe_flex_dispatcher_backend": "deepep"}),
+    ({"ep": 4, "overlap_ep_comm": True}, {"model.overlap_moe_expert_parallel_comm": True}),
+    ({"ep": 4, "pp": 2, "vpp": 2, "overlap_ep_comm": True, "delay_wgrad_compute": True},
+     {"model.delay_wgrad_compute": True}),
+]  # fmt: skip
+
+
+def further_settings() -> None:
+    """Assert that each of the settings is valid for Megatron-Bridge, and becomes the fields that it means."""
+    shape: dict[str, Any] = {"layers": 4, "hidden": 128, "heads": 8, "kv_heads": 8, "head_dim": 16, "ffn": 512,
+                             "vocab": 1024, "gated": True}  # fmt: skip
+    dense = hpgo.Transformer(name="dense", **shape)
+    sparse = hpgo.Transformer(name="sparse", experts=8, experts_per_token=2, expert_ffn=64, head_norms=True, **shape)
+    for model, settings in ((dense, SETTINGS), (sparse, EXPERT_SETTINGS)):
+        for given, wanted in settings:
+            asked = {"zero_stage": 1, "global_batch_size": 16, "seq_length": 128} | given
+            cluster = GPUS.first(8)
+            plan = hpgo.LlmPlan.of(hpgo.estimate_llm(model, cluster, **asked), model, cluster)
+            space: dict[str, Any] = {"__name__": "planned"}
+            exec(hpgo.export.files(plan, "megatron-bridge")["planned.py"], space)
+            os.environ |= {"WORLD_SIZE": "8", "RANK": "0"}
+            variables = {"CUDA_DEVICE_MAX_CONNECTIONS", "NVTE_CPU_OFFLOAD_V1"}
+            for name in variables & os.environ.keys():
+                del os.environ[name]
+            with tempfile.TemporaryDirectory() as folder:
+                config = space["recipe"](of_hugging_face(model, Path(folder)), data=folder, pretrained=folder)
+                bridge_config.runtime_config_update(config)
+            for path, value in wanted.items():
+                section, _, name = path.partition(".")
+                found = getattr(getattr(config, section), name)
+                assert found == value, f"{given}: {path} is {found}, not {value}"
+
+
 if __name__ == "__main__":
-    number = int(os.environ.get("NUMBER", "200"))
-    cases = ways(number, some_model, often=(0, 1), adapters=0.5)
-    done(Result("megatron-bridge", "Megatron-Bridge 0.6.0's ConfigContainer", "", ways=tally(cases, validated)))
+    further_settings()
+    cases = ways(200, some_model, often=(0, 1), adapters=0.5)
+    ran = f"the ConfigContainer of Megatron-Bridge {BRIDGE.removeprefix('v')}"
+    done(Result("megatron-bridge", ran, "", ways=tally(cases, validated)))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import environments
-from releases import megatron_releases
+from releases import bridge_sources, megatron_releases
 from rich.console import Console
 from rich.table import Table
 
@@ -171,12 +171,21 @@ def main(arguments: list[str]) -> int:
             python = Path(sys.executable) if name is None else environments.python(name)
             rows += check(module, python)
     rows += [row for sources in releases for row in check("megatron_parser_checks", megatron, sources)]
+    bridge = bridge_sources()
+    rows += check("bridge_checks", environments.python("megatron-bridge"), bridge) if bridge else []
     failed = [row["target"] for row in [*rows, *starts] if row.get("read_back") == "FAILED"]
     if failed:
         sys.stderr.write(f"error: {', '.join(failed)} failed\n")
         return 1
     if not releases:
         said = {"target": "megatron", "ran": "Megatron-LM's parser", "read_back": "skipped: $MEGATRON_LM names nothing"}
+        rows.append(dict.fromkeys(COLUMNS, "") | said)
+    if not bridge:
+        said = {
+            "target": "megatron-bridge",
+            "ran": "Megatron-Bridge",
+            "ways": "skipped: $MEGATRON_BRIDGE names nothing",
+        }
         rows.append(dict.fromkeys(COLUMNS, "") | said)
     table = Table(*COLUMNS.values())
     for row in rows:
@@ -185,7 +194,7 @@ def main(arguments: list[str]) -> int:
     console.print(table)
     tables = {"frameworks": markdown(rows), "starts": matrix(starts), "start-runs": runs(starts)}
     console.print(tables["starts"])
-    if asked.write and releases:
+    if asked.write and releases and bridge:
         for document in asked.write:
             text = document.read_text(encoding="utf-8")
             of_page = {name: one for name, one in tables.items() if f"<!-- table: {name} -->" in text}

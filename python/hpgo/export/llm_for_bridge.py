@@ -10,7 +10,7 @@ Source: `training/config.py`, `training/mixed_precision.py` and `peft/lora.py` o
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.base.quoting import filled, in_python
 from hpgo.export.for_megatron import CLIPPING
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from hpgo.export.llm_for_megatron import Value
     from hpgo.export.targets import Place, Target
+    from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.llm.plan import LlmPlan
 
 TESTED = "Megatron-Bridge 0.6.0: its configuration classes, without Transformer Engine"
@@ -93,12 +94,11 @@ __COMMENTS__
 
 import torch
 from megatron.bridge import AutoBridge
-__PEFT_IMPORT__from megatron.bridge.training.config import (
+__PACKING_IMPORT____PEFT_IMPORT__from megatron.bridge.training.config import (
     CheckpointConfig,
     ConfigContainer,
     DistributedDataParallelConfig,
-    GPTDatasetConfig,
-__SFT_IMPORT__    LoggerConfig,
+__DATA_IMPORT__    LoggerConfig,
     MockGPTDatasetConfig,
     OptimizerConfig,
     SchedulerConfig,
@@ -192,20 +192,22 @@ def recipe(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     """Return a module with the functions `model`, `recipe` and `planned`."""
     job = LlmExportJob.of(plan, replace(target, tested=TESTED), place)
     config, shape = job.config, megatron_shape(job.model)
-    has_adapters = config.lora_rank > 0
+    has_prompts = trains_on_prompts(plan)
+    rates = RATES[config.lora_rank > 0, has_prompts]
     values = {
         "COMMENTS": "\n".join(f"# {line}" for line in job.header(*_notes(job))),
-        "PEFT_IMPORT": "from megatron.bridge.peft.lora import LoRA\n" if has_adapters else "",
-        "SFT_IMPORT": "    GPTSFTDatasetConfig,\n" if has_adapters else "",
+        "PEFT_IMPORT": "from megatron.bridge.peft.lora import LoRA\n" if config.lora_rank else "",
+        "PACKING_IMPORT": _PACKING_IMPORT if config.packed_length else "",
+        "DATA_IMPORT": f"    {'GPTSFTDatasetConfig' if has_prompts else 'GPTDatasetConfig'},\n",
         "SEQ_LENGTH": in_python(plan.estimate.seq_length),
         "SHAPE": in_python(_shape(job, experts=shape.experts.count if shape.experts is not None else None)),
-        "DATA": "folder with training.jsonl of prompts and answers" if has_adapters else "prefix of tokens in .bin",
-        "NEEDED": ", with the weights beside the adapters" if has_adapters else "; None starts from random weights",
-        "DATASET": _SFT if has_adapters else "GPTDatasetConfig(seq_length=SEQ_LENGTH, data_path=[data], **GPT_DATASET)",
-        "STEPS": "1000" if has_adapters else "100000",
-        "LR": "1e-4" if has_adapters else "3e-4",
-        "MIN_LR": "0.0" if has_adapters else "3e-5",
-        "WARMUP": "50" if has_adapters else "2000",
+        "DATA": "folder with training.jsonl of prompts and answers" if has_prompts else "prefix of tokens in .bin",
+        "NEEDED": ", with the weights beside the adapters" if config.lora_rank else "; None starts from random weights",
+        "DATASET": _prompts(config) if has_prompts else _TOKENS,
+        "STEPS": rates.steps,
+        "LR": rates.lr,
+        "MIN_LR": rates.min_lr,
+        "WARMUP": rates.warmup_steps,
         "PRECISION": "\n".join(f"        {name}={value}," for name, value in _precision(job).items()),
         "SETTINGS": "\n".join(f"    config.{name} = {value}" for name, value in _settings(job).items()),
         "PEFT": _peft(job),
@@ -213,12 +215,48 @@ def recipe(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     return {place.main or "planned.py": filled(_MODULE, values)}
 
 
-_SFT = (
-    "GPTSFTDatasetConfig(\n"
-    '            seq_length=SEQ_LENGTH, dataset_root=data, do_test=False, dataset_kwargs={"pad_to_max_length": True}\n'
-    "        )"
-)
-"""Sequences are padded to their full length, which the estimate counts."""
+class Rates(NamedTuple):
+    """Learning rate and number of steps to begin with, as Python code."""
+
+    steps: str
+    lr: str
+    min_lr: str
+    warmup_steps: str
+
+
+RATES = {
+    (False, False): Rates("100000", "3e-4", "3e-5", "2000"),
+    (False, True): Rates("1000", "5e-6", "0.0", "50"),
+    (True, False): Rates("1000", "1e-4", "0.0", "50"),
+    (True, True): Rates("1000", "1e-4", "0.0", "50"),
+}
+"""Values by whether adapters are trained, and whether data are prompts. Source: `recipes/common.py`, 0.6.0."""
+_TOKENS = "GPTDatasetConfig(seq_length=SEQ_LENGTH, data_path=[data], **GPT_DATASET)"
+_PACKING_IMPORT = "from megatron.bridge.data.packing.config import PackedSequenceSpecs\n"
+
+
+def trains_on_prompts(plan: LlmPlan) -> bool:
+    """Return whether data are prompts with answers: for adapters and packed documents. Otherwise they are tokens."""
+    config = plan.estimate.parallelism
+    return config.lora_rank > 0 or config.packed_length is not None
+
+
+def _prompts(config: ParallelismConfig) -> str:
+    """Return the data set of prompts. Sequences are padded to their full length, which the estimate counts."""
+    lines = ['seq_length=SEQ_LENGTH, dataset_root=data, do_test=False, dataset_kwargs={"pad_to_max_length": True},']
+    if config.packed_length is not None:
+        # Context parallelism divides each document into two parts for each rank.
+        multiple = 2 * config.cp if config.cp > 1 else 1
+        # Graphs with attention read the bounds of documents, whose number must then be the same in all sequences.
+        modules = config.cuda_graph_modules
+        fixed = config.cuda_graph_impl != "none" and (not modules or "attn" in modules)
+        lines += [
+            "enable_offline_packing=True,",
+            "offline_packing_specs=PackedSequenceSpecs(",
+            f"    packed_sequence_size=SEQ_LENGTH, pad_seq_to_mult={multiple}, pad_cu_seqlens={fixed}",
+            "),",
+        ]
+    return "\n".join(["GPTSFTDatasetConfig(", *(f"            {line}" for line in lines), "        )"])
 
 
 def _shape(job: LlmExportJob, *, experts: int | None) -> dict[str, object]:
@@ -257,7 +295,7 @@ def _settings(job: LlmExportJob) -> dict[str, str]:
         found["model.cp_comm_type"] = in_python(list(kinds) if len(kinds) > 1 else kinds[0])
     found["model.attention_backend"] = f"AttnBackend.{options['attention-backend']}"
     found |= _state(options) | _graphs(job)
-    if job.config.lora_rank and job.config.cp > 1:
+    if trains_on_prompts(job.plan) and job.config.cp > 1:
         # Ranks whose tokens are all masked would have a loss of 0 / 0, so Megatron-Bridge asks for both.
         found |= {"model.calculate_per_token_loss": "True", "ddp.average_in_collective": "False"}
     if queues := _environment(job):
@@ -345,6 +383,12 @@ def _notes(job: LlmExportJob) -> list[str]:
         notes.append(f"the vocabulary is padded to {padded} words, but estimated as {model.vocab}")
     if config.lora_rank:
         notes.append("the adapters have alpha = rank, Megatron-Bridge's default scale of 1")
+        notes.append("DoRA of megatron.bridge.peft.dora takes the same arguments; the estimate leaves its norms out")
+    if config.packed_length is not None:
+        notes.append(
+            f"estimated with packed documents of {config.packed_length} tokens; without data, sequences of random"
+            " tokens are whole, so that their attention takes longer"
+        )
     if model.experts:
         notes.append("the estimate assumes the same number of tokens for each expert")
     if config.precision == "fp8" and not config.zero_stage:

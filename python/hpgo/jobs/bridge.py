@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.export.llm_for_bridge import recipe
+from hpgo.export.llm_for_bridge import RATES, recipe, trains_on_prompts
 from hpgo.export.targets import Place
 from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder, Variable
 
@@ -90,9 +90,9 @@ _DATA = """\
 --save "$SAVE"
 train.train_iters={steps}
 train.exit_signal_handler=true
-optimizer.lr={rate}
-optimizer.min_lr={least}
-scheduler.lr_warmup_iters={warmup}
+optimizer.lr={lr}
+optimizer.min_lr={min_lr}
+scheduler.lr_warmup_iters={warmup_steps}
 validation.eval_interval=1000
 validation.eval_iters=10
 checkpoint.save_interval=1000
@@ -112,7 +112,8 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
     """Return the parts of a job folder for Megatron-Bridge. Raises the errors of the export."""
     (text,) = recipe(plan, target, Place()).values()
     has_adapters = plan.estimate.parallelism.lora_rank > 0
-    steps, rate, least, warmup = ("1000", "1e-4", "0.0", "50") if has_adapters else ("100000", "3e-4", "3e-5", "2000")
+    has_prompts = trains_on_prompts(plan)
+    rates = RATES[has_adapters, has_prompts]
     data = (
         Placeholder(
             name="DATA_PATH",
@@ -120,7 +121,7 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
             kind="folder",
             example="/data/my_prompts",
         )
-        if has_adapters
+        if has_prompts
         else Placeholder(
             name="DATA_PATH",
             meaning="prefix of the .bin and .idx files of Megatron-LM's tools/preprocess_data.py",
@@ -147,7 +148,7 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
     return JobParts(
         title=f"{target.title} 0.6.0",
         command=("python3", "train.py"),
-        data=_DATA.format(steps=steps, rate=rate, least=least, warmup=warmup),
+        data=_DATA.format(**rates._asdict()),
         smoke=_SMOKE.format(steps=SMOKE_STEPS, pretrained='--pretrained "$PRETRAINED"\n' if has_adapters else ""),
         files=(
             JobFile(name="planned.py", text=text, holds="the plan: `recipe` builds the ConfigContainer"),
@@ -174,7 +175,10 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
             Variable(
                 name="PYTORCH_ALLOC_CONF",
                 value="expandable_segments:True",
-                why="less fragmentation of GPU memory, as in Megatron-Bridge's own recipes",
+                why="less fragmentation of GPU memory; with CUDA graphs it needs NCCL_GRAPH_REGISTER=0, too",
+                # NCCL registers the buffers of graphs, whose memory such segments may move (Megatron Core,
+                # `transformer/cuda_graphs.py`).
+                active=plan.estimate.parallelism.cuda_graph_impl == "none",
             ),
         ),
         check=('WORLD_SIZE="$RANKS" RANK=0 LOCAL_RANK=0 python3 train.py --check "${arguments[@]}" > /dev/null',),

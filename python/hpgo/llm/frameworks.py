@@ -542,12 +542,12 @@ Its attention is Transformer Engine's, whose `UnfusedDotProductAttention` has no
 """
 MEGATRON_BRIDGE = replace(
     MEGATRON, fsdp_stages=(), precisions=("bf16", "fp16", "fp8"), optimizers=("adam", "sgd"), adapters=True,
-    cuda_graphs=("none", "transformer_engine", "full_iteration"), further_tokens=False, hybrid=False, packed="none",
+    cuda_graphs=("none", "transformer_engine", "full_iteration"), further_tokens=False, hybrid=False,
 )  # fmt: skip
 """Megatron-Bridge, which trains models of Megatron Core that it builds from a configuration of Hugging Face.
 
 It captures graphs of layers by Transformer Engine only (`validate_cuda_graph_configuration` in `utils/cuda_graph.py`,
-0.6.0). Its Megatron-FSDP, Muon, packed documents, multi-token prediction and models with scans are not exported.
+0.6.0). Its Megatron-FSDP, Muon, multi-token prediction and models with scans are not exported.
 """
 TORCHTITAN = FrameworkSupport(
     zero_stages=(2, 3),
