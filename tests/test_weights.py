@@ -71,6 +71,13 @@ def test_weights_load_strictly_into_the_users_model(grain: str, dtype: Any, tmp_
     assert not state["blocks.0.0.weight"].equal(model.blocks[0][0].weight)
 
 
+def test_unused_weights_without_values_are_left_out(tmp_path: Path) -> None:
+    model = own(1)
+    model.spare.to("meta")
+    trained(Workload(model, *weight_models.examples(), weight_models.loss), tmp_path)
+    assert set(model.state_dict()) - set(read_weights(tmp_path)) == {"spare.weight", "spare.bias"}
+
+
 @pytest.mark.parametrize("name", ["chain", "compiled"])
 def test_lists_and_compiled_models_have_their_own_names(name: str, tmp_path: Path) -> None:
     trained(Workload.read(f"weight_models:{name}"), tmp_path)

@@ -232,7 +232,8 @@ class RankState:
     @cached_property
     def others(self) -> dict[str, torch.Tensor]:
         """Tensors of the model that no layer trains, by their names in the model. Rank 0 saves them."""
-        return {name: tensor.detach() for name, tensor in self.names.others.items()}
+        # Weights on the meta device have no values until a layer uses them.
+        return {name: tensor.detach() for name, tensor in self.names.others.items() if not tensor.is_meta}
 
     def facts(self) -> dict[str, Any]:
         """Return the properties of the run that a checkpoint stores and that a resumed run is compared with."""

@@ -118,7 +118,8 @@ class WeightFiles(Mapping[str, "Tensor"]):
             )
         self.config, self._checksums = facts.get("config"), facts.get("checksums", {})
         for key, names in facts["names"].items():
-            for name in names:
+            # A layer may also read a statistic that another layer updates and saves.
+            for name in names if key in facts["tensors"] else ():
                 self._places.setdefault(name, (source.path / facts["tensors"][key], key))
 
     def _take_dcp(self) -> None:
