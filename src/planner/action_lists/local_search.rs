@@ -242,7 +242,9 @@ fn replaced(plan: &CandidatePlan, stage: usize, free: &[(u32, u32)]) -> Vec<Cand
             let mut footprint: Vec<(u32, u32)> = footprint.clone();
             footprint.iter_mut().filter(|held| held.0 == node).for_each(|held| held.1 -= removed);
             footprint.retain(|&(_, count)| count > 0);
-            added.into_iter().for_each(|other| add(&mut footprint, other, removed));
+            if let Some(other) = added {
+                add(&mut footprint, other, removed);
+            }
             if !footprint.is_empty() {
                 let mut other = plan.clone();
                 other.stages[stage].footprint = footprint;
