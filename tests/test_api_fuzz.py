@@ -722,11 +722,24 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
         with runtime.InferencePipeline(forward, workload) as fresh:
             list(fresh.infer(**given))
 
+    held = "held.safetensors"
+
+    def opened(**given: Any) -> None:
+        with runtime.WeightFiles(**given):
+            pass
+
+    runtime.write_weights(held, {"a": zeros})
     rank_options = {
         "seed": 0, "dtype": None, "autocast": None, "device": "cpu", "timeout_s": 9.0, "silence_s": 5.0,
         "grace_s": 30.0, "find_nan": False, "shared_memory": True,
     }  # fmt: skip
     return {
+        "WeightFiles": (opened, {"path": held}),
+        "read_weights": (runtime.read_weights, {"path": held}),
+        "write_dcp": (runtime.write_dcp, {"folder": "dcp", "weights": {"a": zeros}}),
+        "write_weights": (runtime.write_weights,
+                          {"path": "written.safetensors", "weights": {"a": zeros}, "config": None,
+                           "max_shard_bytes": 1 << 20}),
         "Emulation": (lambda **given: runtime.Emulation(**given).close(),
                       {"plan": priced, "scale": 1.0, "timeout_s": 9.0}),
         "Flow": (runtime.Flow, {"samples": (1,), "enter_s": (0.0,), "leave_s": (1.0,)}),

@@ -182,7 +182,7 @@ def test_the_choice_is_that_of_trying_every_way(
     cluster = hpgo.Cluster.preset("h100").first(gpus)
     asked = {"global_batch_size": batch, "seq_length": 1024, "top": top, "fix": fix}
     # Modules to recompute have a test of their own.
-    asked |= {"exclude": ["recompute=selective", *([] if graphs else ["cuda_graph_impl"])]}
+    asked |= {"exclude": ["recompute=selective", *([] if graphs else ["cuda_graph_impl", "overlap_ep_comm"])]}
     every = every_way(model, cluster, batch, 1024, fix, graphs=graphs)
     if not every:
         with pytest.raises(hpgo.errors.ArgumentError, match="no configuration divides"):
@@ -256,7 +256,8 @@ def test_fewer_gpus_are_used_where_no_more_of_them_are_quicker(model, shape: tup
 
 def test_gpus_that_slow_a_step_down_stay_idle() -> None:
     big = hpgo.Transformer(layers=40, hidden=8192, heads=64, kv_heads=8, head_dim=128, ffn=28672, vocab=128256)
-    ask = {"global_batch_size": 8, "seq_length": 4096, "framework": "deepspeed", "top": 1}
+    # Tensor parallelism inside each node would save the gathers between nodes.
+    ask = {"global_batch_size": 8, "seq_length": 4096, "framework": "deepspeed", "top": 1, "exclude": ["tp"]}
     found = hpgo.plan_llm(big, "h200:2", **ask)
     on_8, on_16 = (hpgo.plan_llm(big, "h200:2", devices=count, **ask).fastest for count in (8, 16))
     assert on_16.step_s > 1.3 * on_8.step_s

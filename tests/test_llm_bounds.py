@@ -75,7 +75,11 @@ def test_no_configuration_takes_or_holds_less_than_its_group_knows(
 def test_arrays_of_configurations_have_the_amounts_of_each(model, gpus, batch, rules, fused, narrow, data) -> None:
     """Every column of memory and the bound on the step, on arrays of all splits and ranks and one by one."""
     config = ParallelismConfig(
-        fused_adam=fused, grad_reduce_in_bf16=narrow, flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor
+        fused_adam=fused,
+        grad_reduce_in_bf16=narrow,
+        flatten_gradients=rules.flatten_gradients,
+        dtensor=rules.dtensor,
+        whole_embedding=rules.tp_alone,
     )
     groups = groups_of(model, gpus, batch, rules, config)
     assume(groups)
@@ -152,7 +156,9 @@ def test_shared_terms_are_those_of_each_group_alone_and_families_bound_their_gro
     model, gpus: int, batch: int, rules, data
 ) -> None:
     on = Gpus.of(hpgo.Cluster.preset("h100:2").first(gpus), "bf16")
-    config = ParallelismConfig(flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor)
+    config = ParallelismConfig(
+        flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor, whole_embedding=rules.tp_alone
+    )
     context = LayerContext(model, config, on, CONSTANTS, 1024)
     grids = config_grids(context, batch, SearchSpace.of(rules, "it"))
     for grid in grids:

@@ -614,7 +614,9 @@ def test_an_unknown_key_may_be_removed() -> None:
     assert hint.startswith("remove it if the model computes the same without, or ")
 
 
-@pytest.mark.parametrize("name", ["google/gemma-3-4b-it", "deepseek-ai/DeepSeek-V3.2", "microsoft/Phi-4-mini-instruct"])
+@pytest.mark.parametrize(
+    "name", ["google/gemma-4-31B-it", "deepseek-ai/DeepSeek-V3.2", "microsoft/Phi-4-mini-instruct"]
+)
 def test_a_hub_name_of_another_size_or_version_is_not_taken_for_a_misspelled_one(name: str) -> None:
     with pytest.raises(hpgo.errors.ProfileError) as found:
         transformer_of(name)

@@ -260,6 +260,4 @@ def optimizer_option(default: str) -> Any:
 def framework_option(*names: str) -> Any:
     """Declare the option that restricts a search to what one of the frameworks `names` runs."""
     known = f"{', '.join(names[:-1])} or {names[-1]}"
-    return option(
-        "--framework", metavar="NAME[@VERSION]", help=f"Search only plans that this framework can run: {known}."
-    )
+    return option("--framework", metavar="NAME[@VERSION]", help=f"Search only plans that this runs: {known}.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from hpgo.base.divisors import divisors
 from hpgo.errors import ArgumentError
@@ -28,7 +28,7 @@ from hpgo.llm.recompute import MODULES, without_parts
 from hpgo.llm.step_time import LayerCosts, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from hpgo.llm.layer_context import LayerContext
     from hpgo.llm.parallelism import CudaGraphImpl, ParallelismConfig, PipelineSchedule
@@ -512,14 +512,13 @@ def _spaces(context: LayerContext, space: SearchSpace) -> Iterator[tuple[SearchS
                 continue
             yield graphed, has_plain
     # Modules of dense layers shortened no step of six questions: recomputing whole layers of a stage did as well.
-    again: list[Mapping[str, Any]] = [{}]
     if context.model.experts and space.leaves_modules:
-        sets = _module_sets(context, alone=False)
-        again += [{"recompute": "selective", "recompute_modules": modules} for modules in sets]
-        for fixed in again[1:]:
-            yield replace(space, fixed={**space.fixed, **fixed}), False
-    for fixed in again if space.hides_exchange(context.model) else ():
-        hidden = replace(space, fixed={**space.fixed, **fixed, "overlap_ep_comm": True})
+        for modules in _module_sets(context, alone=False):
+            part = replace(space, fixed={**space.fixed, "recompute": "selective", "recompute_modules": modules})
+            parts.append(part)
+            yield part, False
+    for part in parts if space.hides_exchange(context.model) else ():
+        hidden = replace(part, fixed={**part.fixed, "overlap_ep_comm": True})
         try:
             replace(context.config, **hidden.settings)
         except ArgumentError:  # it excludes some recomputed modules

@@ -496,6 +496,7 @@ def _run_by(
         rules.as_run(replace(config, dp=data_degree(config, gpus))),
         dtensor=config.dtensor or rules.dtensor,
         flatten_gradients=config.flatten_gradients or rules.flatten_gradients,
+        whole_embedding=rules.tp_alone,
     )
     check_batch(found, global_batch_size)
     experts = bool(model.experts)

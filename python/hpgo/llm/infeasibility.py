@@ -41,8 +41,9 @@ def nothing_fits(
     def fits(within: SearchSpace, on: Cluster | None) -> bool:
         rules, precision = within.rules, minimum.context.config.precision
         config = ParallelismConfig(
-            precision=precision, flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor
-        )
+            precision=precision, flatten_gradients=rules.flatten_gradients, whole_embedding=rules.tp_alone,
+            dtensor=rules.dtensor,
+        )  # fmt: skip
         gpus = minimum.context.gpus if on is None else Gpus.of(on, precision)
         context = replace(minimum.context, gpus=gpus, config=config)
         if min_state_bytes(context, within) > gpus.count * limit_bytes:

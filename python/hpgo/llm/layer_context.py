@@ -140,10 +140,10 @@ class LayerContext:
     def embedding_rows(self) -> float:
         """Rows of the embedding on each tensor-parallel GPU.
 
-        DeepSpeed, whose mark is flat gradients, divides them only if the LM head has the same rows (0.19.8).
+        All of them if `whole_embedding` is on, unless they are also the rows of the LM head.
         """
-        whole = self.config.flatten_gradients and not self.model.tied
-        return self.model.embedding_rows if whole else self.model.embedding_rows / self.config.tp
+        whole = self.config.whole_embedding and not self.model.tied
+        return self.model.embedding_rows / (1 if whole else self.config.tp)
 
     @property
     def tensor_ring(self) -> Ring:

@@ -152,6 +152,8 @@ class ParallelismConfig:
     """Whether Adam is one kernel, which allocates no temporary tensors."""
     flatten_gradients: bool = False
     """Whether the optimizer step copies 16-bit gradients into one flat tensor, as DeepSpeed's optimizers do."""
+    whole_embedding: bool = False
+    """Whether tensor-parallel GPUs hold the whole embedding unless it is tied, as with DeepSpeed's AutoTP."""
     dtensor: bool = False
     """Whether DTensor shards matrices and FSDP2 shards replicas, as in torchtitan. GEMM inputs then stay gathered, and
     FSDP2 copies a layer's gradient into a buffer to reduce it."""

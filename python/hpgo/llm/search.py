@@ -235,7 +235,10 @@ def plan_llm(
     constants = constants_of(cluster, found_stack, platform, model)
     cluster = on_platform(cluster, platform)
     # The framework decides the kernel options. The search varies degrees, ZeRO, schedule and recomputation only.
-    config = ParallelismConfig(precision=precision, flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor)
+    config = ParallelismConfig(
+        precision=precision, flatten_gradients=rules.flatten_gradients, whole_embedding=rules.tp_alone,
+        dtensor=rules.dtensor,
+    )  # fmt: skip
     question = _Question(
         LayerContext(model, config, Gpus.of(cluster, precision), constants, seq_length, model.kind(0)),
         cluster, space, space, global_batch_size, reserved_bytes,

@@ -91,7 +91,7 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
             if failure.errno != errno.EINVAL:
                 raise
             _write(path, pieces, direct=0)
-    except OSError as failure:
+    except (OSError, ValueError) as failure:
         raise refused("write", path, failure, RunError, "free disk space, or name another folder") from None
     return _LENGTH_BYTES + len(text) + end
 
@@ -156,7 +156,7 @@ class TensorFile:
             path.open("rb").close()
             self._file = safetensors.safe_open(path, framework="pt")
             self._names = tuple(self._file.keys())
-        except OSError as failure:
+        except (OSError, ValueError) as failure:  # ValueError: a name that is no text of the operating system
             raise refused("read", path, failure, RunError, "put the folder on a disk that all ranks share") from None
         except safetensors.SafetensorError:
             raise RunError(f"`{path}` is no safetensors file, or is damaged", _ANOTHER, code="damaged_file") from None

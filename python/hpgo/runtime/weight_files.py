@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hpgo.base.checks import check_int, check_is
 from hpgo.base.documents import make_folder, parse, read_text, write_text
 from hpgo.base.files import as_path, is_folder, refused
 from hpgo.base.messages import join_words, pluralize, safe_repr, shorten, similar
@@ -200,7 +201,9 @@ def write_weights(
     more than `max_shard_bytes` are split into several files, and a file with the ending `.index.json` lists them.
     Raises FileError if files can't be written.
     """
-    path = as_path(path, RunError)
+    path, weights = as_path(path, RunError), _checked(weights)
+    check_int("max_shard_bytes", max_shard_bytes, maximum=1 << 62)
+    check_is("config", config, Mapping, "give the content of a config.json", or_none=True)
     if path.suffix != ".safetensors":
         make_folder(path)
         first = path / _SINGLE
@@ -234,6 +237,18 @@ def write_weights(
     return written
 
 
+def _checked(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return weights as they are. Raises ArgumentError unless names are text and values are tensors."""
+    check_is("weights", weights, Mapping, "give a `state_dict`")
+    # Tensors of `WeightFiles` are read one by one as they are written, so that it stays as it is.
+    if isinstance(weights, WeightFiles):
+        return weights
+    for name, value in weights.items():
+        check_is("a name of a weight", name, str, "give text")
+        check_is(f"weight `{shorten(name)}`", value, torch.Tensor, "give a tensor")
+    return weights
+
+
 def write_dcp(folder: str | os.PathLike[str], weights: Mapping[str, Tensor]) -> list[Path]:
     """Write weights as a checkpoint of `torch.distributed.checkpoint` by one process. Return the paths of the files.
 
@@ -241,12 +256,12 @@ def write_dcp(folder: str | os.PathLike[str], weights: Mapping[str, Tensor]) -> 
     """
     from torch.distributed.checkpoint import FileSystemWriter, save
 
-    path = as_path(folder, RunError)
+    path, weights = as_path(folder, RunError), _checked(weights)
     make_folder(path)
     try:
         with _alone():
             save(dict(weights), storage_writer=FileSystemWriter(path), no_dist=True)
-    except OSError as failure:
+    except (OSError, ValueError) as failure:
         raise refused("write", path, failure, RunError, "name an empty folder") from None
     return sorted(path.iterdir())
 
