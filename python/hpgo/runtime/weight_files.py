@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hpgo.base.checks import check_int, check_is
+from hpgo.base.checks import check_is, number
 from hpgo.base.documents import make_folder, parse, read_text, write_text
 from hpgo.base.files import as_path, is_folder, refused
 from hpgo.base.messages import join_words, pluralize, safe_repr, shorten, similar
@@ -202,7 +202,7 @@ def write_weights(
     Raises FileError if files can't be written.
     """
     path, weights = as_path(path, RunError), _checked(weights)
-    check_int("max_shard_bytes", max_shard_bytes, maximum=1 << 62)
+    number("max_shard_bytes", max_shard_bytes, above=0)
     check_is("config", config, Mapping, "give the content of a config.json", or_none=True)
     if path.suffix != ".safetensors":
         make_folder(path)
