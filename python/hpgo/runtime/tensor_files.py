@@ -91,7 +91,7 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
             if failure.errno != errno.EINVAL:
                 raise
             _write(path, pieces, direct=0)
-    except (OSError, ValueError) as failure:
+    except OSError as failure:
         raise refused("write", path, failure, RunError, "free disk space, or name another folder") from None
     return _LENGTH_BYTES + len(text) + end
 

@@ -346,6 +346,8 @@ def _write_whole(file: Path, tensors: dict[str, Tensor]) -> None:
     try:
         write(beside, tensors)
         beside.replace(file)
+    except ValueError as failure:  # a name that is no text of the operating system
+        raise refused("write", file, failure, RunError, "name another file") from None
     finally:
         beside.unlink(missing_ok=True)
 
