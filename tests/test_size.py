@@ -282,3 +282,11 @@ def test_wrong_options_are_refused(words: list[str], said: str) -> None:
     done = CliRunner().invoke(group, ["llm", "size", "llama-3-8b", "--tokens", "1B", *words])
     assert done.exit_code != 0
     assert said in done.output + str(done.exception)
+
+
+def test_limits_that_no_cluster_meets_end_with_the_report_and_an_error() -> None:
+    words = ["llm", "size", "llama-3-8b", "--tokens", "15T", "--days", "1", "--gpus", "8..16", "--on", "h100"]
+    done = CliRunner().invoke(group, words)
+    assert "h100: none of up to 16 GPUs" in done.stdout
+    assert isinstance(done.exception, hpgo.errors.InfeasibleError)
+    assert "--gpus" in done.exception.hint

@@ -114,8 +114,8 @@ class FrameworkSupport(Record):
     sequence_parallel: Literal["chosen", "always", "never"] = "chosen"
     """Whether tensor parallelism includes sequence parallelism."""
     tp_alone: bool = False
-    """Whether tensor parallelism excludes pipelines, adapters and groups of replicas, and needs KV heads for each rank,
-    of a model that `hpgo.llm.hugging_face_shape` knows."""
+    """Whether tensor parallelism excludes pipelines, adapters and groups of replicas, and needs KV heads for each rank
+    of a model that `hpgo.llm.hugging_face_shape` knows, and keeps embeddings whole that are not tied."""
     widens_by_zero: bool = False
     """Whether gradients of 16-bit weights accumulate in 32 bits only with ZeRO, or with a single replica."""
     context_needs_flash: bool = False

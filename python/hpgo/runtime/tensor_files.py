@@ -52,7 +52,7 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 """Flag to bypass the page cache, where the system has one. Caching data that is not read soon takes more processor time
 than the rest of the write, at the cost of the training steps."""
 _BLOCK_BYTES = 2**23
-_ANOTHER = "resume from another checkpoint"
+_ANOTHER = "name another file or checkpoint"
 
 
 def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:

@@ -16,7 +16,7 @@ import torch
 
 from hpgo.base.checks import check_is, number
 from hpgo.base.documents import make_folder, parse, read_text, write_text
-from hpgo.base.files import as_path, is_folder, refused
+from hpgo.base.files import as_path, exists, is_folder, refused
 from hpgo.base.messages import join_words, pluralize, safe_repr, shorten, similar
 from hpgo.errors import FileError, RunError
 from hpgo.runtime.checkpoint import INDEX, Checkpoint, read_checkpoint, whole_ones
@@ -62,6 +62,12 @@ class WeightFiles(Mapping[str, "Tensor"]):
         are no weights, or if files are damaged.
         """
         self.path = as_path(path, RunError)
+        if not exists(str(self.path)):
+            raise FileError(
+                f"file not found: `{self.path}`",
+                "name a file of safetensors, a folder of Hugging Face, or a checkpoint",
+                code="not_found",
+            )
         self.config: dict[str, Any] | None = None
         """Content of the model's `config.json`, if the files have one."""
         self._opened = ExitStack()

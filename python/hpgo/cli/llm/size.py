@@ -14,7 +14,7 @@ from hpgo.cli.llm.options import COUNT, MODEL, note_model, note_unmeasured
 from hpgo.cli.plan_options import SECONDS, SOME_SECONDS, as_options
 from hpgo.cli.terminal import progress, say, width
 from hpgo.cli.values import AS_JSON, FILE, STILL, framework_option, written
-from hpgo.errors import HpgoError
+from hpgo.errors import HpgoError, InfeasibleError
 from hpgo.llm.parallelism import Precision
 from hpgo.llm.prices import USUAL
 
@@ -164,7 +164,8 @@ def command(options: SizeOptions) -> None:
 
     with as_options():
         prices = None if options.prices is None else Prices.read(options.prices)
-        kinds = [kind.strip() for kind in (options.on.split(",") if options.on else options.quota or KINDS)]
+        named = options.quota or KINDS if options.on is None else options.on.split(",")
+        kinds = [kind.strip() for kind in named]
         ask: dict[str, Any] = {"commitment": options.commitment, "zone": options.zone}
         priced = {} if prices is None else {kind: prices.of(kind, **ask) for kind in kinds}
         found = _search(options, kinds, {kind: price for kind, (price, _) in priced.items()})
@@ -186,6 +187,12 @@ def command(options: SizeOptions) -> None:
     # The report has a line on it. JSON has it as a field, which is easily missed.
     if not found.is_complete and options.as_json:
         say("note", "the search was interrupted; the result has what was found until then")
+    limited = options.days is not None or options.budget is not None
+    if found.is_complete and limited and not found.answers:
+        raise InfeasibleError(
+            "no cluster that was tried is within the limits",
+            "allow more days, more GPUs (--gpus, --quota), other kinds (--on), or a larger budget",
+        )
 
 
 def _search(options: SizeOptions, kinds: list[str], hour_prices: dict[str, float]) -> LlmSizes:
