@@ -66,6 +66,13 @@ def test_the_configuration_names_the_degree_and_no_batch_of_all_ranks() -> None:
     assert "train_batch_size" not in config
 
 
+def test_an_estimate_without_the_framework_is_noted_as_too_low() -> None:
+    for framework, is_noted in ((None, True), ("deepspeed", False)):
+        one = plan(tp=4, framework=framework, sequence_parallel=False)
+        (text,) = export.files(one, "deepspeed").values()
+        assert ("each GPU holds the whole embedding" in text) == is_noted
+
+
 def test_ranks_of_a_replica_read_the_same_samples() -> None:
     files = {file.name: file.text for file in parts_of(plan(tp=4), find("deepspeed")).files}
     assert "TP = 4\n" in files["train.py"]

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from refusals import refused
 
 from hpgo.cli.main import group
-from hpgo.errors import ArgumentError
+from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.llm.goodput import Failures
 from hpgo.llm.prices import Prices
 from hpgo.llm.search import plan_llm
@@ -288,5 +288,5 @@ def test_limits_that_no_cluster_meets_end_with_the_report_and_an_error() -> None
     words = ["llm", "size", "llama-3-8b", "--tokens", "15T", "--days", "1", "--gpus", "8..16", "--on", "h100"]
     done = CliRunner().invoke(group, words)
     assert "h100: none of up to 16 GPUs" in done.stdout
-    assert isinstance(done.exception, hpgo.errors.InfeasibleError)
+    assert isinstance(done.exception, InfeasibleError)
     assert "--gpus" in done.exception.hint

@@ -32,7 +32,7 @@ class Panel:
     curves: Mapping[str, Sequence[float]]
     """Values of each curve, by name: one for each of the curve's positions on the axis."""
     percent: bool = False
-    places: Mapping[str, Sequence[int]] | None = None
+    places: Mapping[str, Sequence[float]] | None = None
     """Positions of each curve's values on a separate axis. None selects the axis that all panels share."""
 
 
@@ -55,7 +55,7 @@ def check(path: str | os.PathLike[str]) -> None:
 
 def save(
     panels: Sequence[Panel],
-    places: Mapping[str, Sequence[int]],
+    places: Mapping[str, Sequence[float]],
     path: str | os.PathLike[str],
     *,
     axis: str,
@@ -74,7 +74,7 @@ def save(
 
 
 def scene(
-    panels: Sequence[Panel], places: Mapping[str, Sequence[int]], *, axis: str, title: str, columns: int = 1
+    panels: Sequence[Panel], places: Mapping[str, Sequence[float]], *, axis: str, title: str, columns: int = 1
 ) -> Scene:
     """Return the picture. Equal panels give an equal picture."""
     names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
@@ -116,7 +116,7 @@ def _marks(panel: Panel) -> list[tuple[float, str]]:
 
 def _panel(
     panel: Panel,
-    places: Mapping[str, Sequence[int]],
+    places: Mapping[str, Sequence[float]],
     style_of: Mapping[str, int],
     where: tuple[float, float, float, float],
 ) -> list[Item]:
@@ -127,7 +127,7 @@ def _panel(
     low, far = math.log2(counts[0]), math.log2(counts[-1])
     bottom = top + _TALL
 
-    def x_of(count: int) -> float:
+    def x_of(count: float) -> float:
         share = (math.log2(count) - low) / (far - low) if far > low else 0.5
         return x0 + 10 + (right - x0 - 24) * share
 

@@ -124,6 +124,11 @@ class LlmExportJob:
             notes.append(
                 f"{self.framework.title} needs more memory than estimated: `hpgo llm estimate --dtensor` counts it"
             )
+        if runs.tp_alone and config.tp > 1 and not (config.whole_embedding or model.tied):
+            notes.append(
+                f"{self.framework.title} needs more memory than estimated, because each GPU holds the whole embedding:"
+                " `hpgo llm estimate --framework deepspeed` counts it"
+            )
         # Frameworks with settings for the model get the window as a setting.
         if runs.shape == "any" and model.window and model.window < estimate.seq_length:
             layers = pluralize(len(model.window_layers), "layer")

@@ -23,7 +23,6 @@ def draw_sizes(sizes: LlmSizes, path: str | os.PathLike[str], *, currency: str =
     """
     if not sizes.points:
         raise ArgumentError("there are no clusters to draw", "allow more GPUs, or other kinds of nodes")
-    # Days are drawn as whole hours, because positions on the axis are integers.
     runs = {kind: sorted(sizes.of_kind(kind), key=lambda point: point.days) for kind in sizes.kinds}
     runs = {kind: points for kind, points in runs.items() if points}
     cost = f"cost ({currency})" if sizes.hour_prices else "GPU-hours"
@@ -32,8 +31,8 @@ def draw_sizes(sizes: LlmSizes, path: str | os.PathLike[str], *, currency: str =
             Panel(cost, {kind: [sizes.cost(point) for point in points] for kind, points in runs.items()}),
             Panel("GPUs", {kind: [point.gpus for point in points] for kind, points in runs.items()}),
         ],
-        {kind: [max(1, round(24 * point.days)) for point in points] for kind, points in runs.items()},
+        {kind: [float(f"{point.days:.3g}") for point in points] for kind, points in runs.items()},
         path,
-        axis="hours of the run (estimated)",
+        axis="days of the run (estimated)",
         title=f"{sizes.transformer.name}: {format_count(sizes.tokens)} tokens",
     )
