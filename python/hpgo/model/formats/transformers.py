@@ -333,7 +333,7 @@ def _check_class(top: Section, given: dict[str, Any], model: _Type) -> None:
         return  # `model_type` takes precedence, as in transformers: public files may name a class of another type
     listed = _listed(names) if isinstance(names, list) and names else safe_repr(names)
     top.fail(
-        f"`architectures` is {listed}, but only {_named_class(model)}s are supported",
+        f"`architectures` is {listed}, but only a {_named_class(model)} is supported",
         f'write `"architectures": ["{model.row["class"]}"]` into the file to read it as a {_named_class(model)}',
         code="unknown_name",
     )
