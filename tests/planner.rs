@@ -9,7 +9,8 @@ use hpgo::model::graph::{Graph, Layer, Measurement};
 use hpgo::model::lineage::Lineage;
 use hpgo::model::states::{CutPoints, DEFAULT_BOUND};
 use hpgo::planner::hybrid::{
-    self, CandidatePlan, EvaluatedPlan, PlanEvaluator, Schedules, SearchResult, Settings, StageCandidate, WarmUp,
+    self, CandidatePlan, EvaluatedPlan, PlanEvaluator, Recompute, Schedules, SearchResult, Settings, StageCandidate,
+    WarmUp,
 };
 use hpgo::{Control, Error};
 use proptest::bool::weighted;
@@ -136,7 +137,9 @@ fn larger_clusters() -> impl Strategy<Value = Cluster> {
 
 fn questions() -> impl Strategy<Value = Question> {
     let warm_up = prop_oneof![2 => Just(WarmUp::Eager), 1 => Just(WarmUp::Min), 1 => Just(WarmUp::All)];
-    let recompute = prop_oneof![Just(vec![false]), Just(vec![true]), Just(vec![false, true])];
+    let both = vec![Recompute::Never, Recompute::Always];
+    let by_stage = Just(vec![Recompute::ByStage]);
+    let recompute = prop_oneof![Just(vec![Recompute::Never]), Just(vec![Recompute::Always]), Just(both), by_stage];
     let batch = prop_oneof![Just(1_u32), Just(2), Just(4), Just(6), Just(8)];
     (graphs(), clusters(), batch, warm_up, recompute, any::<[bool; 3]>(), weighted(0.3)).prop_map(
         |(

@@ -46,6 +46,7 @@ class CostRecord(TypedDict):
     exposed_grad_reduce_s: float
     memory: MemoryRecord
     capacity_bytes: float
+    recompute: bool
 
 @type_check_only
 class StageRecord(TypedDict):
@@ -57,7 +58,6 @@ class StageRecord(TypedDict):
 @type_check_only
 class PlanRecord(TypedDict):
     pipeline_micro_batch_size: int
-    recompute: bool
     step_s: float
     stages: list[StageRecord]
     virtual_stages_per_rank: int
@@ -284,9 +284,13 @@ class Session:
         stages: _Stages,
         max_in_flights: Sequence[int] | None = None,
         schedule: Schedule | None = None,
+        recompute: Sequence[bool] | None = None,
     ) -> PlanRecord: ...
     def evaluate_each(
-        self, settings: PlanningProblem, stages: _Stages, each: Sequence[tuple[int, bool, Sequence[int] | None]]
+        self,
+        settings: PlanningProblem,
+        stages: _Stages,
+        each: Sequence[tuple[int, Sequence[bool], tuple[Sequence[int], Sequence[bool]] | None]],
     ) -> list[PlanRecord | None]: ...
 
 @final

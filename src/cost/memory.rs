@@ -68,6 +68,20 @@ impl Memory {
         }
     }
 
+    /// Returns the memory of a stage that keeps only its inputs, of `input_bytes` for each micro-batch, and recomputes
+    /// all other activations of the one that runs backward. This memory must be that of kept activations.
+    #[must_use]
+    pub fn recomputing(self, input_bytes: f64) -> Self {
+        let recomputed_bytes = self.saved_activation_bytes;
+        Self { saved_activation_bytes: input_bytes, recomputed_bytes, ..self }
+    }
+
+    /// Returns the memory with kept activations of a stage with this memory, which must be that of recomputed ones.
+    #[must_use]
+    pub fn keeping(self) -> Self {
+        Self { saved_activation_bytes: self.recomputed_bytes, recomputed_bytes: 0.0, ..self }
+    }
+
     /// Returns the total bytes with `max_in_flight` micro-batches in flight.
     #[must_use]
     pub fn bytes_with(&self, max_in_flight: u32) -> f64 {
@@ -75,7 +89,8 @@ impl Memory {
     }
 }
 
-/// Returns the memory of one device of the stage between two cuts, with `max_in_flight` micro-batches in flight.
+/// Returns the memory of one device of the stage between two cuts that keeps its activations, with `max_in_flight`
+/// micro-batches in flight.
 #[must_use]
 pub fn memory(
     model: &LayerSums,
@@ -84,7 +99,6 @@ pub fn memory(
     stage: (usize, usize),
     replicas: u32,
     max_in_flight: u32,
-    recompute: bool,
 ) -> Memory {
     let (begin, end) = stage;
     // The sums below two cuts round differently, so the difference of two nearly equal sums may be slightly negative.
@@ -95,17 +109,13 @@ pub fn memory(
     let saved_bytes = between(&totals.saved_bytes);
     let (input_bytes, output_bytes) = (totals.boundary_bytes[begin], totals.boundary_bytes[end]);
     let max_in_flight = f64::from(max_in_flight);
-    // With recomputation each micro-batch keeps only its input. The one that runs backward needs its full activations
-    // too.
-    let (saved_activation_bytes, recomputed_bytes) =
-        if recompute { (input_bytes, saved_bytes) } else { (saved_bytes, 0.0) };
     Memory {
         weights_bytes: trained_bytes + between(&model.frozen_bytes),
         gradients_bytes: trained_bytes * options.gradients_per_weight,
         optimizer_bytes: if options.shard_optimizer { optimizer_bytes / f64::from(replicas) } else { optimizer_bytes },
-        activations_bytes: max_in_flight * saved_activation_bytes + recomputed_bytes,
-        saved_activation_bytes,
-        recomputed_bytes,
+        activations_bytes: max_in_flight * saved_bytes,
+        saved_activation_bytes: saved_bytes,
+        recomputed_bytes: 0.0,
         // Each side has a buffer for an activation and one for a gradient of the same size, hence the factor 2.
         buffers_bytes: 2.0 * (input_bytes + output_bytes),
     }

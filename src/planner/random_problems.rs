@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::hybrid::{Settings, WarmUp};
+use super::hybrid::{Recompute, Settings, WarmUp};
 use crate::cost::MemoryModel;
 use crate::cost::network::{Cluster, Link, Node};
 use crate::model::graph::{Graph, Layer, Measurement};
@@ -15,7 +15,7 @@ pub(super) fn settings(global_batch: u32, pipeline_micro_batch_sizes: Vec<u32>) 
         min_samples_per_replica: 1,
         uneven_shares: true,
         overlap_sync: true,
-        recompute: vec![false],
+        recompute: vec![Recompute::Never],
         warm_up: WarmUp::Min,
         memory: MemoryModel {
             gradients_per_weight: 1.0,
@@ -68,8 +68,10 @@ pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
     // Half of the problems have ample memory. In the others memory decides which plans fit.
     let memory_bytes = prop_oneof![Just(1e9), 3_000.0..20_000.0];
     let replicas = prop::collection::vec(1_u32..4, 1..6);
-    (prop::collection::vec(layer, 2..7), nodes, memory_bytes, link(), link(), replicas, any::<[bool; 3]>()).prop_map(
-        |(layers, nodes, memory_bytes, intra, inter, replicas, [overlap_sync, recompute, is_eager])| RandomProblem {
+    let recompute = prop_oneof![Just(Recompute::Never), Just(Recompute::Always), Just(Recompute::ByStage)];
+    let options = (recompute, any::<[bool; 2]>());
+    (prop::collection::vec(layer, 2..7), nodes, memory_bytes, link(), link(), replicas, options).prop_map(
+        |(layers, nodes, memory_bytes, intra, inter, replicas, (recompute, [overlap_sync, is_eager]))| RandomProblem {
             graph: Graph {
                 batch_sizes: vec![1],
                 edges: (1..layers.len()).map(|to| (to - 1, to)).collect(),

@@ -38,8 +38,9 @@ fn agrees(
     schedule: &Schedule,
 ) -> Result<(), TestCaseError> {
     let (model, RandomProblem { cluster, .. }, settings) = problem;
-    let (_, _, run) =
-        action_lists::evaluate(model, cluster, settings, devices, schedule).expect("limits in flight never grow");
+    let recompute = plan.stages.iter().map(|stage| stage.recompute).collect();
+    let (_, run) = action_lists::evaluate(model, cluster, settings, devices, schedule, recompute)
+        .expect("limits in flight never grow");
     prop_assert_eq!(Some(run.step_s), Some(evaluated.step_s), "the step under {:?} of {:?}", settings.warm_up, plan);
     let max_in_flights: Vec<u32> = plan.stages.iter().map(|stage| stage.max_in_flight).collect();
     prop_assert_eq!(&run.in_flight, &max_in_flights);
@@ -87,6 +88,7 @@ proptest! {
         let Ok(found) = hybrid::evaluate(&model, &problem.cluster, &settings, &devices) else { return Ok(()) };
         let (stages, micro_batches) = (count as u32, settings.global_batch / micro_batch);
         let max_in_flights: Vec<u32> = found.0.stages.iter().map(|stage| stage.max_in_flight).collect();
+        let recompute: Vec<bool> = found.0.stages.iter().map(|stage| stage.recompute).collect();
         let asked = (&model, &problem, &settings);
         agrees(asked, &devices, found, &one_f_one_b(&max_in_flights, micro_batches))?;
         // The schedules of these names in the registry, even if they do not fit in memory.
@@ -96,7 +98,7 @@ proptest! {
             WarmUp::All => ("gpipe", vec![micro_batches; count]),
         };
         let schedule = family(name).and_then(|family| family.build(&Request::new(stages, micro_batches)));
-        let found = hybrid::evaluate_in_flight(&model, &problem.cluster, &settings, &devices, &max_in_flights).expect("it was costed");
+        let found = hybrid::evaluate_in_flight(&model, &problem.cluster, &settings, &devices, &max_in_flights, &recompute).expect("it was costed");
         agrees(asked, &devices, found, &schedule.expect("any number of stages"))?;
     }
 }

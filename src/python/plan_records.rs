@@ -2,7 +2,7 @@
 
 use crate::cost::MemoryModel;
 use crate::cost::network::{Cluster, Link, Node};
-use crate::planner::hybrid::{Settings, StageCost, WarmUp};
+use crate::planner::hybrid::{Recompute, Settings, StageCost, WarmUp};
 use pyo3::prelude::*;
 
 /// Mirror of `hpgo.node.cluster.Cluster`.
@@ -44,6 +44,7 @@ pub(super) struct SettingsRecord {
     pub(super) pipeline_micro_batch_sizes: Vec<u32>,
     pub(super) min_samples_per_replica: u32,
     pub(super) recompute: Vec<bool>,
+    pub(super) recompute_by_stage: bool,
     pub(super) schedule: String,
     pub(super) even_split: bool,
     pub(super) overlap: bool,
@@ -70,13 +71,21 @@ impl SettingsRecord {
             min_samples_per_replica: self.min_samples_per_replica,
             uneven_shares: !self.even_split,
             overlap_sync: self.overlap,
-            recompute: self.recompute,
+            recompute: recompute_choices(&self.recompute, self.recompute_by_stage),
             memory: self.memory,
             max_stages: self.max_stages,
             max_replicas: self.max_replicas,
             equal_replicas: self.equal_replicas,
         }
     }
+}
+
+/// Returns the choices for these values of recomputation, of each stage or of all stages together.
+pub(super) fn recompute_choices(values: &[bool], is_by_stage: bool) -> Vec<Recompute> {
+    if is_by_stage && values.contains(&false) && values.contains(&true) {
+        return vec![Recompute::ByStage];
+    }
+    values.iter().map(|&value| Recompute::uniform(value)).collect()
 }
 
 /// One stage of a plan, with its costs.
@@ -92,7 +101,6 @@ pub(super) struct StageRecord {
 #[derive(IntoPyObject)]
 pub(super) struct PlanRecord {
     pub(super) pipeline_micro_batch_size: u32,
-    pub(super) recompute: bool,
     pub(super) step_s: f64,
     pub(super) stages: Vec<StageRecord>,
     /// Virtual stages per device.

@@ -8,6 +8,7 @@ use pyo3::types::PyModule;
 
 use super::plan_records::{
     ClassicsRecord, ClusterRecord, PlanRecord, SearchRecord, SettingsRecord, StageRecord, TriedRecord,
+    recompute_choices,
 };
 use super::records::ProfileRecord;
 use super::schedule::Record;
@@ -72,7 +73,6 @@ impl<'a> Asked<'a> {
             .collect();
         PlanRecord {
             pipeline_micro_batch_size: plan.micro_batch,
-            recompute: plan.recompute,
             step_s: evaluated.step_s,
             stages,
             virtual_stages_per_rank: 1,
@@ -138,12 +138,9 @@ impl<'a> Asked<'a> {
     /// costs are exactly those that reading the plan's file gives.
     fn evaluated_again(&self, plan: action_lists::SimulatedPlan) -> Result<PlanRecord> {
         let layers: Vec<_> = plan.ends.iter().map(|&(begin, end)| self.states.layers_between(begin, end)).collect();
-        let settings = Settings {
-            pipeline_micro_batch_sizes: vec![plan.micro_batch],
-            recompute: vec![plan.recompute],
-            ..self.settings.clone()
-        };
-        self.session.ordered(&settings, layers, plan.devices, &plan.schedule)
+        let settings = Settings { pipeline_micro_batch_sizes: vec![plan.micro_batch], ..self.settings.clone() };
+        let recompute = plan.run.stages.iter().map(|stage| stage.recompute).collect();
+        self.session.ordered(&settings, layers, plan.devices, &plan.schedule, recompute)
     }
 }
 
@@ -214,12 +211,13 @@ impl Session {
         layers: Vec<Vec<usize>>,
         devices: Vec<Vec<u32>>,
         schedule: &crate::schedule::Schedule,
+        recompute: Vec<bool>,
     ) -> Result<PlanRecord> {
         let states = CutPoints::between(&self.graph, &layers)?;
         let model = LayerSums::new(&self.graph, &states);
-        let (micro_batch, recompute, run) =
-            action_lists::evaluate(&model, &self.cluster, settings, &devices, schedule)?;
-        Ok(run_record(&states, (micro_batch, recompute), devices, run, schedule))
+        let (micro_batch, run) =
+            action_lists::evaluate(&model, &self.cluster, settings, &devices, schedule, recompute)?;
+        Ok(run_record(&states, micro_batch, devices, run, schedule))
     }
 }
 
@@ -232,7 +230,7 @@ fn one_stage(graph: &Graph) -> Result<CutPoints> {
 /// costs assume the model's own order of layers, so the record lists the layers in this order.
 fn run_record(
     states: &CutPoints,
-    (pipeline_micro_batch_size, recompute): (u32, bool),
+    pipeline_micro_batch_size: u32,
     devices: Vec<Vec<u32>>,
     run: action_lists::Run,
     schedule: &crate::schedule::Schedule,
@@ -247,7 +245,7 @@ fn run_record(
         .collect();
     let actions = Some(schedule.to_text().lines().map(str::to_owned).collect());
     let virtual_stages_per_rank = schedule.rank_of_stage.len() / schedule.action_lists.len().max(1);
-    PlanRecord { pipeline_micro_batch_size, recompute, step_s: run.step_s, stages, virtual_stages_per_rank, actions }
+    PlanRecord { pipeline_micro_batch_size, step_s: run.step_s, stages, virtual_stages_per_rank, actions }
 }
 
 #[pymethods]
@@ -432,7 +430,7 @@ impl Session {
     /// Returns the costs of a plan that is given as layers and devices of each stage, under the schedule of the
     /// settings. If neither `max_in_flights` nor `schedule` is given, the function chooses the micro-batches in flight
     /// or the action lists.
-    #[pyo3(signature = (settings, stages, max_in_flights=None, schedule=None))]
+    #[pyo3(signature = (settings, stages, max_in_flights=None, schedule=None, recompute=None))]
     fn evaluate(
         &self,
         py: Python<'_>,
@@ -440,6 +438,7 @@ impl Session {
         stages: Vec<(Vec<usize>, Vec<u32>)>,
         max_in_flights: Option<Vec<u32>>,
         schedule: Option<Record<'_>>,
+        recompute: Option<Vec<bool>>,
     ) -> PyResult<PlanRecord> {
         let schedule = schedule.map(|schedule| schedule.to_schedule());
         let evaluated = py.detach(|| {
@@ -451,52 +450,55 @@ impl Session {
                 if !is_checked {
                     schedule.validate()?;
                 }
-                return self.ordered(&settings, layers, devices, &schedule);
+                let recompute = recompute.unwrap_or_else(|| vec![false; devices.len()]);
+                return self.ordered(&settings, layers, devices, &schedule, recompute);
             }
             let states = CutPoints::between(&self.graph, &layers)?;
             let model = LayerSums::new(&self.graph, &states);
             let control = Control::default();
             let asked = Asked { session: self, states: &states, model: &model, settings: &settings, control: &control };
             if !action_lists::CERTIFIED.iter().any(|(certified, _)| *certified == name) {
-                let (size, recompute, schedule, run) =
-                    action_lists::fastest(&model, &self.cluster, &settings, &devices, &name)?;
-                return Ok(run_record(&states, (size, recompute), devices, run, &schedule));
+                let (size, schedule, run) = action_lists::fastest(&model, &self.cluster, &settings, &devices, &name)?;
+                return Ok(run_record(&states, size, devices, run, &schedule));
             }
             Ok(asked.record(match max_in_flights {
                 None => hybrid::evaluate(&model, &self.cluster, &settings, &devices)?,
                 Some(max_in_flights) => {
-                    hybrid::evaluate_in_flight(&model, &self.cluster, &settings, &devices, &max_in_flights)?
+                    let recompute = recompute.unwrap_or_else(|| vec![false; devices.len()]);
+                    hybrid::evaluate_in_flight(&model, &self.cluster, &settings, &devices, &max_in_flights, &recompute)?
                 }
             }))
         });
         evaluated.map_err(|error| to_py_err(py, &error))
     }
 
-    /// Evaluates the same stages like `evaluate`, for several micro-batch sizes, with or without recomputation, and
-    /// with given or chosen micro-batches in flight. An entry is `None` where the replicas of a stage can't share the
+    /// Evaluates the same stages like `evaluate`, for several micro-batch sizes and values of recomputation, or with
+    /// given micro-batches in flight and recomputation of each stage. An entry is `None` where the replicas of a stage can't share the
     /// micro-batch.
     fn evaluate_each(
         &self,
         py: Python<'_>,
         settings: SettingsRecord,
         stages: Vec<(Vec<usize>, Vec<u32>)>,
-        each: Vec<(u32, bool, Option<Vec<u32>>)>,
+        each: Vec<(u32, Vec<bool>, Option<(Vec<u32>, Vec<bool>)>)>,
     ) -> PyResult<Vec<Option<PlanRecord>>> {
+        let is_by_stage = settings.recompute_by_stage;
         let settings = settings.settings();
         let evaluated = py.detach(|| {
             let (layers, devices): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
             let states = CutPoints::between(&self.graph, &layers)?;
             let model = LayerSums::new(&self.graph, &states);
             let control = Control::default();
-            let one = |(size, recompute, max_in_flights): (u32, bool, Option<Vec<u32>>)| {
-                let settings =
-                    Settings { pipeline_micro_batch_sizes: vec![size], recompute: vec![recompute], ..settings.clone() };
+            let one = |(size, allowed, given): (u32, Vec<bool>, Option<(Vec<u32>, Vec<bool>)>)| {
+                let recompute = recompute_choices(&allowed, is_by_stage);
+                let settings = Settings { pipeline_micro_batch_sizes: vec![size], recompute, ..settings.clone() };
                 let asked =
                     Asked { session: self, states: &states, model: &model, settings: &settings, control: &control };
-                let found = match max_in_flights {
-                    None => hybrid::evaluate(&model, &self.cluster, &settings, &devices),
-                    Some(max_in_flights) => {
-                        hybrid::evaluate_in_flight(&model, &self.cluster, &settings, &devices, &max_in_flights)
+                let cluster = &self.cluster;
+                let found = match given {
+                    None => hybrid::evaluate(&model, cluster, &settings, &devices),
+                    Some((max_in_flights, recompute)) => {
+                        hybrid::evaluate_in_flight(&model, cluster, &settings, &devices, &max_in_flights, &recompute)
                     }
                 };
                 let mut record = asked.record(found.ok()?);

@@ -69,8 +69,7 @@ def planned_schedule(modules, loss, mesh, device):
     """Return a PyTorch schedule that runs the action lists in ORDER. `modules` are this process's modules by stage."""
     if sorted(modules) != my_stages(mesh):
         raise ValueError(f"this process runs stages {my_stages(mesh)}, but modules are given for {sorted(modules)}")
-    if RECOMPUTE:
-        modules = {stage: Recomputed(module) for stage, module in modules.items()}
+    modules = {stage: Recomputed(module) if RECOMPUTE[stage] else module for stage, module in modules.items()}
     group = mesh["pipeline"].get_group()
     stages = [PipelineStage(module, stage, len(LAYERS), device, group=group) for stage, module in modules.items()]
     schedule = _PipelineScheduleRuntime(
@@ -205,7 +204,7 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
         f"SAMPLES_PER_REPLICA = {job.samples_per_replica}",
         f"MICRO_BATCHES = {program.micro_batches}",
         f"GLOBAL_BATCH_SIZE = {program.global_batch_size}",
-        f"RECOMPUTE = {program.recompute}",
+        f"RECOMPUTE = {[stage.recompute for stage in program.stages]}",
         f"OPTIMIZER = {in_python(job.optimizer)}",
         f"WEIGHTS = {in_python(weights)}",
         f"GRADIENTS = {in_python(gradients)}",

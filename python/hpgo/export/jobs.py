@@ -77,7 +77,7 @@ class ExportJob:
             replicas=[len(stage.devices) for stage in program.stages],
             pipeline_micro_batch_size=program.pipeline_micro_batch_size,
             shard_optimizer=program.shard_optimizer,
-            recompute=program.recompute,
+            recompute=[stage.recompute for stage in program.stages],
             gpus_per_device=gpus,
         )
         _check_chain(program, row)

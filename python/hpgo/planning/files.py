@@ -21,6 +21,7 @@ from hpgo.model.formats import native
 from hpgo.model.profile import Profile
 from hpgo.planning.laws import check_file
 from hpgo.planning.plans import Alternative, Assumptions, Digest, Plan, ScheduleChoice
+from hpgo.programs.stages import recompute_by_stage
 
 if TYPE_CHECKING:
     from hpgo.programs.stages import Stage
@@ -54,6 +55,7 @@ _SHARED = (
 _SINCE_2 = {
     "stop_reason", "saved_activation_bytes", "recomputed_bytes", "notes", "memory_preference", "node_aligned_bound_s",
     "virtual_stages_per_rank", "input_gradient_s", "weight_gradient_s", "split_tied_weights", "searched_cuts_bound_s",
+    "recompute",
 }  # fmt: skip
 """Keys that files of version 2 may lack, at any depth: it grew."""
 _SINCE_1 = {*_SINCE_2, "nodes", "boundary_tensors", "actions", "assumptions", "made_with", "plan", "restriction"}
@@ -84,7 +86,7 @@ def read(text: str, source: str) -> Plan:
         check_text("the source of a plan", source)
         if not isinstance(text, str) or not text.lstrip().startswith("{"):
             raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`", code="wrong_kind_of_file")
-        document = parse(text, source, ArgumentError)
+        document = recompute_by_stage(parse(text, source, ArgumentError))
         top = Section(document, source, ArgumentError)
         form = top.get("format", None)
         if form == LLM_PLAN_FORMAT:

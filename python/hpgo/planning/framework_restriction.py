@@ -101,6 +101,7 @@ def restricted(question: PlanningProblem, framework: Framework, *, schedule: str
         overlap=question.overlap and framework.overlaps,
         memory=memory,
         recompute=(False,) if framework.recomputes == "no" else question.recompute,
+        recompute_by_stage=framework.recomputes_by_stage,
         framework=framework,
         **_cuts(question, framework),
     )

@@ -272,7 +272,7 @@ def stage_times_are_their_layers(one: _Checked) -> str:
         if speed is None:
             return f"the devices of stage {at}"
         forward_s, backward_s = (part_s / speed for part_s in one.seconds(at, stage.samples_per_replica))
-        repeated_s = forward_s if plan.recompute else 0.0
+        repeated_s = forward_s if stage.recompute else 0.0
         of = sum(whole_s)
         if not (is_equal(stage.forward_s, forward_s, of) and is_equal(stage.backward_s, backward_s + repeated_s, of)):
             return f"stage {at}"

@@ -15,7 +15,7 @@ from hpgo.planning.plans import Alternative, MemoryPreference
 from hpgo.planning.search import plan_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hpgo.planning.plans import Plan
     from hpgo.planning.problem import PlanningProblem
@@ -113,12 +113,15 @@ def _variants(question: PlanningProblem, best: Plan, limit_s: float) -> Iterator
     min_in_flight = [min(best.micro_batches, depth - at) for at in range(depth)]  # The limits of 1F1B.
     # The largest of the smaller sizes come last in the list. They are nearest to the plan, so their steps are likely
     # similar.
-    tried: list[tuple[int, bool, list[int] | None]] = [(size, best.recompute, None) for size in sizes[-_SIZES:]]
-    if True in question.recompute and not best.recompute:
-        tried.append((best.pipeline_micro_batch_size, True, None))
+    tried: list[tuple[int, Sequence[bool], tuple[list[int], list[bool]] | None]] = [
+        (size, question.recompute, None) for size in sizes[-_SIZES:]
+    ]
+    recompute = [stage.recompute for stage in best.stages]
+    if True in question.recompute and not all(recompute):
+        tried.append((best.pipeline_micro_batch_size, [True], None))
     # Under 1F1B and GPipe, the limits in flight are fixed by the schedule, so only eager 1F1B has a choice.
     if best.micro_batches <= maximum and question.schedule == "eager_1f1b":
-        tried.append((best.pipeline_micro_batch_size, best.recompute, min_in_flight))
+        tried.append((best.pipeline_micro_batch_size, question.recompute, (min_in_flight, recompute)))
     for found in question.session.evaluate_each(question, rows, tried):
         if found is not None and found["step_s"] <= limit_s and (plan := plan_of(question, found)).fits:
             yield plan

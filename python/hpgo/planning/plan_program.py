@@ -77,7 +77,7 @@ def _rank_of_stage(plan: Plan) -> tuple[int, ...]:
 def durations_of(plan: Plan) -> Durations:
     """Return the times of the plan's stages, for schedules that are fitted to them."""
     # Recomputation belongs to the input-gradient pass, which needs the activations first.
-    halves = [stage.halves_s(recompute=plan.recompute) for stage in plan.stages]
+    halves = [stage.halves_s for stage in plan.stages]
     # Schedules that are fitted to times know only one transfer time. The longest one is safe.
     transfer_s = max((stage.transfer_s for stage in plan.stages[:-1]), default=0.0)
     return Durations(
@@ -113,10 +113,10 @@ def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
         # Old files have no list of nodes. One node with all devices is then assumed.
         nodes=plan.nodes or (plan.cluster_devices,),
         boundary_tensors=plan.boundary_tensors or None,
-        recompute=plan.recompute,
+        recompute=[stage.recompute for stage in plan.stages],
         shard_optimizer=plan.assumptions is not None and plan.assumptions.memory.shard_optimizer,
         gpus_per_device=1 if plan.assumptions is None else plan.assumptions.gpus_per_device,
-        costs=Costs.of_stages(plan.stages, recompute=plan.recompute),
+        costs=Costs.of_stages(plan.stages),
     )
     cluster = None if plan.assumptions is None else plan.assumptions.cluster
     # A plan that was saved without its cluster does not know the device types.

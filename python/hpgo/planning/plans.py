@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpgo.base.checks import check_flag, number
 from hpgo.base.documents import read_text, write_text
@@ -178,7 +178,6 @@ class Plan(Record):
     schedule: str
     global_batch_size: int
     pipeline_micro_batch_size: int
-    recompute: bool
     stages: tuple[Stage, ...]
     step_s: float
     one_device_step_s: float
@@ -276,6 +275,15 @@ class Plan(Record):
                 f" {', '.join(STOP_REASONS)}",
                 _AGAIN,
             )
+
+    @property
+    def recompute(self) -> bool | Literal["auto"]:
+        """Whether all stages recompute their activations in their backward passes (True), none (False), or some.
+
+        Some are "auto": the value of the argument `recompute` with which the planner decides for each stage.
+        """
+        every = {stage.recompute for stage in self.stages}
+        return "auto" if len(every) > 1 else every == {True}
 
     @property
     def micro_batches(self) -> int:

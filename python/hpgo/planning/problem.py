@@ -106,6 +106,7 @@ class PlanningProblem:
     min_samples_per_replica: int
     """Minimum samples per micro-batch and replica."""
     recompute: tuple[bool, ...]
+    """Allowed values of activation recomputation."""
     schedule: str
     even_split: bool
     overlap: bool
@@ -120,6 +121,8 @@ class PlanningProblem:
     """Repeated blocks of the model, as frameworks need them; None if the model is no sequence of blocks."""
     max_stages: int = NO_LIMIT
     max_replicas: int = NO_LIMIT
+    recompute_by_stage: bool = True
+    """Whether each stage may have another value of recomputation."""
     equal_replicas: bool = False
     """Whether all stages must have the same number of replicas."""
     parts: tuple[tuple[int, ...], ...] | None = None

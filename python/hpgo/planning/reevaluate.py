@@ -26,7 +26,7 @@ def reevaluate(plan: Plan, profile: Profile | None = None, cluster: Cluster | No
         cluster,
         global_batch_size=plan.global_batch_size,
         schedule=plan.schedule,
-        # A fixed size and recomputation leave the problem with only one candidate, the saved plan.
+        # A fixed size leaves the problem with only one candidate, the saved plan.
         pipeline_micro_batch_size=plan.pipeline_micro_batch_size,
         min_samples_per_replica=assumed.min_samples_per_replica,
         recompute=plan.recompute,
@@ -38,6 +38,8 @@ def reevaluate(plan: Plan, profile: Profile | None = None, cluster: Cluster | No
     stages = rows_of(question.profile, [(stage.layers, stage.devices) for stage in plan.stages])
     # The planner derives the order of 1F1B, eager 1F1B and GPipe from the limits in flight. All other schedules need
     # the recorded order, because it may have been fitted to the times.
+    recompute = [stage.recompute for stage in plan.stages]
     if plan.schedule in SCHEDULES:
-        return checked(evaluated(question, stages, max_in_flight=[stage.max_in_flight for stage in plan.stages]))
-    return checked(evaluated(question, stages, schedule=plan.to_schedule()))
+        max_in_flight = [stage.max_in_flight for stage in plan.stages]
+        return checked(evaluated(question, stages, max_in_flight=max_in_flight, recompute=recompute))
+    return checked(evaluated(question, stages, schedule=plan.to_schedule(), recompute=recompute))

@@ -71,6 +71,7 @@ def evaluated(
     *,
     max_in_flight: Sequence[int] | None = None,
     schedule: Schedule | None = None,
+    recompute: Sequence[bool] | None = None,
 ) -> Plan:
     """Return the plan with these stages, under the question's schedule.
 
@@ -79,8 +80,10 @@ def evaluated(
         stages: layers, by their index in the profile, and devices of each stage.
         max_in_flight: limits in flight of all stages, under 1F1B, eager 1F1B or GPipe; None lets the planner choose.
         schedule: action lists of all ranks, under other schedules; None lets the planner choose.
+        recompute: whether each stage recomputes its activations, beside one of the two before; None lets the planner
+            choose.
     """
-    found = question.session.evaluate(question, stages, max_in_flight, schedule)
+    found = question.session.evaluate(question, stages, max_in_flight, schedule, recompute)
     # The native planner returns devices in its own order. Rank programs depend on the order that was given.
     for record, (_, devices) in zip(found["stages"], stages, strict=True):
         record["devices"] = devices
@@ -109,6 +112,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
                 capacity_bytes=cost["capacity_bytes"],
                 input_gradient_s=cost["input_gradient_s"],
                 weight_gradient_s=cost["weight_gradient_s"],
+                recompute=cost["recompute"],
             )
         )
     # The record has only the values that the search decided. All others come from the problem.
@@ -119,7 +123,6 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
         schedule=question.schedule,
         global_batch_size=question.global_batch_size,
         pipeline_micro_batch_size=pipeline_micro_batch_size,
-        recompute=found["recompute"],
         stages=tuple(stages),
         virtual_stages_per_rank=found["virtual_stages_per_rank"],
         actions=tuple(found["actions"] or ()),

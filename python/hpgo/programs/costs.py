@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import check_flag, check_is, check_list
+from hpgo.base.checks import check_is, check_list
 from hpgo.programs.stages import Stage, groups_of
 
 if TYPE_CHECKING:
@@ -70,21 +70,17 @@ class Costs:
     """Memory limit of each rank of the schedule, in bytes."""
 
     @classmethod
-    def of_stages(cls, stages: Sequence[Stage], *, recompute: bool) -> Costs:
-        """Return the costs of a plan's stages. Each group of devices with the same stages is a rank of the schedule.
-
-        `recompute` is whether the plan recomputes activations.
-        """
+    def of_stages(cls, stages: Sequence[Stage]) -> Costs:
+        """Return the costs of a plan's stages. Each group of devices with the same stages is a rank of the schedule."""
         hint = "pass the stages of a plan"
         stages = check_list("the stages", stages, hint=hint)
         for stage in stages:
             check_is("a stage", stage, Stage, hint)
-        check_flag("recompute", recompute)
         edges = stages[:-1]
         # Without recomputation and without measured gradients, each gradient takes half of the backward. The simulator
         # assumes this too, so leave the fields out.
-        splits = recompute or any(stage.weight_gradient_s is not None for stage in stages)
-        halves_s = [stage.halves_s(recompute=recompute) for stage in stages]
+        splits = any(stage.recompute or stage.weight_gradient_s is not None for stage in stages)
+        halves_s = [stage.halves_s for stage in stages]
         return cls(
             forward_s=tuple(stage.forward_s for stage in stages),
             backward_s=tuple(stage.backward_s for stage in stages),

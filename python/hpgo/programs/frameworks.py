@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
-from hpgo.base.messages import did_you_mean, safe_repr, shorten
+from hpgo.base.messages import did_you_mean, pluralize, safe_repr, shorten
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class Framework:
     recomputes: Literal["stage", "groups", "block", "no"] = "stage"
     """Tensors that recomputation keeps of each micro-batch: the input of the stage, of equal groups of blocks, or of
     each block. `no` means that the framework has no recomputation. `hpgo.programs.recomputation` computes the bytes."""
+    recomputes_by_stage: bool = False
+    """Whether some stages may recompute their activations while others keep them."""
     tensor_parallel: bool = False
     """Whether a device of the plan may stand for several GPUs that shard each layer."""
     trains: bool = True
@@ -171,6 +173,7 @@ TABLE: tuple[Framework, ...] = (
     # PyTorch's `stage_backward_weight` assigns gradients in the data type of the weights.
     Framework(
         "torch", "2.15", "PyTorch", schedules=_BY_FILE, cuts="anywhere", overlaps=False, widens_halves=False,
+        recomputes_by_stage=True,
     ),
     *(
         Framework(name, version, title, schedules=MappingProxyType({}), cuts="blocks", trains=False, min_blocks=1)
@@ -349,12 +352,12 @@ def check(
     replicas: Sequence[int],
     pipeline_micro_batch_size: int,
     shard_optimizer: bool,
-    recompute: bool,
+    recompute: Sequence[bool],
     gpus_per_device: int = 1,
 ) -> None:
     """Raise ArgumentError for a training plan that `framework` does not run. The hint states what to change.
 
-    `replicas` has one entry for each stage. `Blocks.counts` checks where stages end. Two differences are accepted: a
+    `replicas` and `recompute` have one entry for each stage. `Blocks.counts` checks where stages end. Two differences are accepted: a
     framework may reduce gradients later than the plan assumes, and may shard an optimizer state that the plan does not
     shard. Such a plan runs, but its step time and memory differ from the plan's numbers.
     """
@@ -382,9 +385,16 @@ def check(
             f"{again}, or without `--shard-optimizer`",
             code="unsupported",
         )
-    if recompute and framework.recomputes == "no":
+    if any(recompute) and framework.recomputes == "no":
         raise ArgumentError(
             f"{title} does not recompute activations", f"{again}, or without `--recompute`", code="unsupported"
+        )
+    if any(recompute) and not all(recompute) and not framework.recomputes_by_stage:
+        raise ArgumentError(
+            f"{title} recomputes the activations of all stages or of none, but the plan has"
+            f" {pluralize(sum(recompute), 'stage')} of {len(recompute)} that recompute them",
+            f"{again}, or with `--recompute yes`",
+            code="unsupported",
         )
     if gpus_per_device > 1 and not framework.tensor_parallel:
         raise ArgumentError(

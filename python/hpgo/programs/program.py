@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
-from hpgo.base.checks import MAX_GPUS, check_int, check_is, check_list, check_text, device_number
+from hpgo.base.checks import MAX_GPUS, check_flag, check_int, check_is, check_list, check_text, device_number
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
-from hpgo.base.messages import as_whole, exactly, safe_repr, spans_of
+from hpgo.base.messages import as_whole, exactly, pluralize, safe_repr, spans_of
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.programs.costs import Costs, StageBytes
 from hpgo.programs.ranks import GradientSum, ProgramStage, RankProgram, even_rows, rank_actions, rank_stages
 from hpgo.programs.schedule import Schedule
-from hpgo.programs.stages import BoundaryTensor
+from hpgo.programs.stages import BoundaryTensor, recompute_by_stage
 
 if TYPE_CHECKING:
     import os
@@ -46,8 +46,6 @@ class Program(Record):
     global_batch_size: int
     nodes: tuple[int, ...]
     """Number of devices on each node. Devices are numbered node by node from 0, including idle ones."""
-    recompute: bool = False
-    """Whether backward passes recompute the activations of their stage."""
     shard_optimizer: bool = False
     """Whether the replicas of a stage shard its optimizer state (ZeRO stage 1)."""
     gpus_per_device: int = 1
@@ -68,6 +66,11 @@ class Program(Record):
     def world_size(self) -> int:
         """Number of devices, and so of processes, including idle ones."""
         return sum(self.nodes)
+
+    @property
+    def recompute(self) -> bool:
+        """Whether some stage recomputes its activations in its backward passes."""
+        return any(stage.recompute for stage in self.stages)
 
     @property
     def micro_batches(self) -> int:
@@ -186,7 +189,6 @@ class Program(Record):
             micro_batches=self.micro_batches,
             global_batch_size=self.global_batch_size,
             loss_weight=self.loss_weight,
-            recompute=self.recompute,
             shard_optimizer=self.shard_optimizer,
             gpus_per_device=self.gpus_per_device,
             stages=stages,
@@ -210,6 +212,7 @@ class Program(Record):
                 "devices": stage.devices,
                 "rows": [[rows.start, rows.stop] for rows in stage.rows],
                 "boundary_tensors": [asdict(crossing) for crossing in stage.boundary_tensors],
+                "recompute": stage.recompute,
             }
             for stage in self.stages
         ]
@@ -229,7 +232,6 @@ class Program(Record):
             "pipeline_micro_batch_size": self.pipeline_micro_batch_size,
             "global_batch_size": self.global_batch_size,
             "nodes": self.nodes,
-            "recompute": self.recompute,
             "shard_optimizer": self.shard_optimizer,
             "gpus_per_device": self.gpus_per_device,
             "stages": stages,
@@ -243,13 +245,14 @@ class Program(Record):
         """Read the text that `to_json` wrote. Raise ArgumentError with `source` and the fault if it is invalid."""
         with hinted("write the file with `Program.save`"):
             check_text("the source of a program", source)
-            top = Section(parse(check_text(source, text), source, ArgumentError), source, ArgumentError)
+            document = recompute_by_stage(parse(check_text(source, text), source, ArgumentError))
+            top = Section(document, source, ArgumentError)
             # Check format and version first: a file of another kind should not be reported as a program with a missing
             # key.
             if top.get("format", None) != "hpgo.program" or top.get("version", None) != _VERSION:
                 top.fail(f"is not a program of version {_VERSION}", code="wrong_kind_of_file")
             costs = None if top.get("costs") is None else _read_costs(top.within("costs"))
-            return top.build(_of_document, record(_Document, top, optional=_OPTIONAL), costs)
+            return top.build(_of_document, record(_Document, top, optional=(*_OPTIONAL, "recompute")), costs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a JSON file. Raise ArgumentError if the file can't be written."""
@@ -269,7 +272,7 @@ def program(
     global_batch_size: int,
     nodes: Sequence[int] | None = None,
     boundary_tensors: Sequence[Sequence[BoundaryTensor]] | None = None,
-    recompute: bool = False,
+    recompute: bool | Sequence[bool] = False,
     shard_optimizer: bool = False,
     gpus_per_device: int = 1,
     costs: Costs | None = None,
@@ -284,7 +287,8 @@ def program(
         global_batch_size: samples of a step, over all micro-batches.
         nodes: number of devices on each node. None means one node that ends with the last device in `stages`.
         boundary_tensors: tensors that each stage sends to the next. None means the output of its last layer.
-        recompute: whether backward passes recompute the activations of their stage.
+        recompute: whether backward passes recompute the activations of their stage: one value for all stages, or one
+            for each.
         shard_optimizer: whether the replicas of a stage shard its optimizer state (ZeRO stage 1).
         gpus_per_device: number of GPUs that each device stands for. They shard each layer.
         costs: seconds and bytes, for `hpgo.simulate`.
@@ -316,17 +320,31 @@ def program(
     return Program(
         schedule=schedule,
         stages=tuple(
-            ProgramStage(layers, devices, even_rows(pipeline_micro_batch_size, len(devices)), crossing)
-            for (layers, devices), crossing in zip(parts, given, strict=False)
+            ProgramStage(layers, devices, even_rows(pipeline_micro_batch_size, len(devices)), crossing, again)
+            for (layers, devices), crossing, again in zip(parts, given, _each("recompute", recompute, len(parts)), strict=False)
         ),
         pipeline_micro_batch_size=pipeline_micro_batch_size,
         global_batch_size=check_int("global_batch_size", global_batch_size),
         nodes=(used,) if nodes is None else tuple(check_int("nodes", one) for one in check_list("nodes", nodes)),
-        recompute=recompute,
         shard_optimizer=shard_optimizer,
         gpus_per_device=gpus_per_device,
         costs=costs,
     )
+
+
+def _each(name: str, given: object, count: int) -> list[bool]:
+    """Return a flag for each of `count` stages, from one flag for all of them or a list."""
+    if isinstance(given, bool):
+        return [given] * count
+    flags = check_list(name, given)
+    for flag in flags:
+        check_flag(name, flag)
+    if len(flags) != count:
+        raise ArgumentError(
+            f"{name} has {pluralize(len(flags), 'value')}, but there are {pluralize(count, 'stage')}",
+            "give one value for all stages, or one for each",
+        )
+    return list(flags)
 
 
 def _check(given: Program) -> None:
@@ -441,6 +459,7 @@ class _StageRow:
     devices: tuple[int, ...]
     rows: tuple[tuple[int, ...], ...]
     boundary_tensors: tuple[BoundaryTensor, ...]
+    recompute: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,7 +482,6 @@ class _Document:
     pipeline_micro_batch_size: int
     global_batch_size: int
     nodes: tuple[int, ...]
-    recompute: bool
     shard_optimizer: bool
     gpus_per_device: int
     schedule: _ScheduleRow
@@ -490,7 +508,11 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
             raise ArgumentError(f"stage {number}: `rows` must be pairs of a first row and the row after the last")
         stages.append(
             ProgramStage(
-                stage.layers, stage.devices, tuple(range(*rows) for rows in stage.rows), stage.boundary_tensors
+                stage.layers,
+                stage.devices,
+                tuple(range(*rows) for rows in stage.rows),
+                stage.boundary_tensors,
+                stage.recompute,
             )
         )
     return Program(
@@ -499,7 +521,6 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
         pipeline_micro_batch_size=document.pipeline_micro_batch_size,
         global_batch_size=document.global_batch_size,
         nodes=document.nodes,
-        recompute=document.recompute,
         shard_optimizer=document.shard_optimizer,
         gpus_per_device=document.gpus_per_device,
         costs=costs,

@@ -29,6 +29,8 @@ class ProgramStage(Record):
     """Samples of a micro-batch that each replica processes, counted from 0. Together they contain every sample once."""
     boundary_tensors: tuple[BoundaryTensor, ...] = ()
     """Tensors that it sends to the next stage of its chain. Empty for the last stage of a chain."""
+    recompute: bool = False
+    """Whether its backward passes recompute its activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class RankStage:
     """Messages before each forward pass. Backward passes send the gradients of these rows."""
     sends: tuple[Message, ...]
     """Messages after each forward pass. Backward passes receive the gradients of these rows."""
+    recompute: bool
+    """Whether its backward passes recompute its activations."""
 
 
 # Until a rank could hold several stages, these were attributes of the rank.
@@ -122,8 +126,6 @@ class RankProgram(Record):
     global_batch_size: int
     loss_weight: float
     """Weight of one sample's loss in the mean over the global batch."""
-    recompute: bool
-    """Whether backward passes recompute the activations of their stage."""
     shard_optimizer: bool
     """Whether the replicas of a stage shard its optimizer state (ZeRO stage 1)."""
     gpus_per_device: int
@@ -140,6 +142,11 @@ class RankProgram(Record):
     require every rank to create all groups in the same order."""
     loss_ranks: tuple[int, ...]
     """Ranks that hold the last stage of a chain."""
+
+    @property
+    def recompute(self) -> bool:
+        """Whether a stage of the rank recomputes its activations in its backward passes."""
+        return any(stage.recompute for stage in self.stages)
 
     @property
     def is_idle(self) -> bool:
@@ -200,6 +207,7 @@ def rank_stages(rank: int, stages: Sequence[ProgramStage], stages_per_pipeline: 
                 is_last=is_last,
                 receives=() if is_first else _messages(rows, stages, number - 1, number, number - 1),
                 sends=() if is_last else _messages(rows, stages, number, number + 1, number + 1),
+                recompute=stage.recompute,
             )
         )
     return tuple(found)

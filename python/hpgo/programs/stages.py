@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import check_flag
 from hpgo.base.validated import Record
 
 if TYPE_CHECKING:
@@ -81,6 +80,8 @@ class Stage(Record):
     if the profile does not split backward passes."""
     weight_gradient_s: float | None = None
     """Seconds of the weight-gradient pass of one micro-batch. None if the profile does not split backward passes."""
+    recompute: bool = False
+    """Whether its backward passes recompute its activations."""
 
     @property
     def replicas(self) -> int:
@@ -98,14 +99,14 @@ class Stage(Record):
             else saved_activation_bytes
         )
 
-    def halves_s(self, *, recompute: bool) -> tuple[float, float]:
-        """Return the seconds of I and W for schedules that split the backward.
+    @property
+    def halves_s(self) -> tuple[float, float]:
+        """Seconds of I and W for schedules that split the backward.
 
         Each is half of it if the profile has no split. The forward pass that recomputation repeats is part of I.
         """
-        check_flag("recompute", recompute)
         # `backward_s` contains the repeated forward, but the measured gradients do not.
-        repeated_s = self.forward_s if recompute else 0.0
+        repeated_s = self.forward_s if self.recompute else 0.0
         half_s = (self.backward_s - repeated_s) / 2
         inputs_s, weights_s = self.input_gradient_s, self.weight_gradient_s
         return repeated_s + (half_s if inputs_s is None else inputs_s), half_s if weights_s is None else weights_s
@@ -132,6 +133,20 @@ class DeviceGroup(Record):
     def free_bytes(self) -> float:
         """Free memory in bytes. Negative if the stages don't fit."""
         return self.capacity_bytes - self.memory.total_bytes
+
+
+def recompute_by_stage(document: Any) -> Any:
+    """Return a document whose stages have the key `recompute`, which older plans and programs have once for all."""
+    if isinstance(document, list):
+        return [recompute_by_stage(item) for item in document]
+    if not isinstance(document, dict):
+        return document
+    found = {key: recompute_by_stage(item) for key, item in document.items()}
+    stages = found.get("stages")
+    if isinstance(found.get("recompute"), bool) and isinstance(stages, list):
+        every = {"recompute": found.pop("recompute")}
+        found["stages"] = [every | stage if isinstance(stage, dict) else stage for stage in stages]
+    return found
 
 
 def groups_of(stages: Sequence[Stage]) -> tuple[DeviceGroup, ...]:

@@ -65,14 +65,13 @@ class StageRun:
         cuts: tuple[Sequence[PassedTensor], Sequence[PassedTensor]],
         *,
         pipeline_micro_batch_size: int,
-        recompute: bool,
         autocast: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         """Prepare the stage. `cuts` are the tensors that cross the cut before it, and the cut behind it."""
         self.stage, self.part, self._workload = stage, part, workload
         self._before, self._behind = cuts
         self._size, self._start, self._rows = pipeline_micro_batch_size, stage.rows.start, len(stage.rows)
-        self.recompute, self._autocast = recompute, autocast
+        self._autocast = autocast
         self._inputs = [
             (at, int(value.name.removeprefix(_OUTSIDE)))
             for at, value in enumerate(part.takes)
@@ -85,7 +84,7 @@ class StageRun:
     ) -> list[torch.Tensor]:
         """Run the stage forward. Return the tensors to send to later stages."""
         values = self.values(micro_batch, batch, exchange.takes.crossing, received)
-        if self.recompute:
+        if self.stage.recompute:
             # Layers that draw from torch's own generators must draw the same numbers in the recomputation, so keep the
             # states.
             kept = _Kept(values, (), _generators(batch.loss.device))

@@ -171,6 +171,16 @@ def cautions(plan: Plan) -> list[str]:
     return [f"{note[0].upper()}{note[1:]}" for note in plan.notes if note.startswith(VARY)]
 
 
+def _recomputed(plan: Plan) -> str:
+    """Return where activations are recomputed, in the words of a report."""
+    if plan.recompute != "auto":
+        return "recomputed" if plan.recompute else "kept"
+    rows = [(at, stage.recompute) for at, stage in enumerate(plan.stages)]
+    runs = [[at for at, _ in run] for again, run in groupby(rows, key=lambda row: row[1]) if again]
+    where = ", ".join(str(ranged(run[0], run[-1])) for run in runs)
+    return f"recomputed in stage{'s' if sum(map(len, runs)) > 1 else ''} {where}, kept in the others"
+
+
 def answer(plan: Plan) -> list[tuple[str, str]]:
     """Return the facts that a report starts with: step time, optimality, schedule, bottleneck, memory."""
     idle = plan.cluster_devices - plan.devices
@@ -180,7 +190,7 @@ def answer(plan: Plan) -> list[tuple[str, str]]:
     schedule = (
         f"{_SCHEDULES.get(plan.schedule, plan.schedule)}{virtual}, {pluralize(plan.micro_batches, 'micro-batch')} of"
         f" {pluralize(plan.pipeline_micro_batch_size, 'sample')} over all replicas of a stage,"
-        f" activations {'recomputed' if plan.recompute else 'kept'}"
+        f" activations {_recomputed(plan)}"
     )
     devices = f"{used} device{'s' if plan.cluster_devices > 1 else ''}{f' of {gpus} GPUs' if gpus > 1 else ''}"
     return [

@@ -26,7 +26,7 @@
 use crate::control::Control;
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
-use crate::planner::hybrid::{self, AnyOrder, AnyOrderBound, Settings};
+use crate::planner::hybrid::{self, AnyOrder, AnyOrderBound, Recompute, Settings};
 use crate::schedule::Family;
 
 use super::Problem;
@@ -75,7 +75,7 @@ fn lower_bounds_s(
 ) -> impl Iterator<Item = (u32, f64)> {
     let speeds: f64 = cluster.nodes.iter().map(|node| f64::from(node.devices) * node.speed).sum();
     let fastest = cluster.nodes.iter().map(|node| node.speed).fold(0.0, f64::max);
-    let recomputes = settings.recompute.iter().all(|&recompute| recompute);
+    let recomputes = settings.recompute.iter().all(|&choice| choice == Recompute::Always);
     settings.pipeline_micro_batch_sizes.iter().map(move |&micro_batch| {
         // The smallest number of samples that any replica gets.
         let min = micro_batch.div_ceil(max_replicas.max(1)).max(settings.min_samples_per_replica);
@@ -175,8 +175,8 @@ mod tests {
             let Ok(costs) = evaluator.stages(&plan) else { continue };
             let ranks: Vec<u32> = (0..costs.len() as u32).collect();
             let micro_batches = settings.global_batch / plan.micro_batch;
-            let (_, run) = run_under(family, &costs, &ranks, micro_batches, plan.recompute).unwrap();
-            let own_s = any_order(family).min_step_s(&costs, plan.recompute, micro_batches);
+            let (_, run) = run_under(family, &costs, &ranks, micro_batches).unwrap();
+            let own_s = any_order(family).min_step_s(&costs, micro_batches);
             prop_assert!(own_s <= run.step_s * (1.0 + 1e-9), "{own_s} and {} of {plan:?}", run.step_s);
             if run.fits() {
                 min_s = min_s.min(run.step_s);

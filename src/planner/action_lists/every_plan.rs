@@ -3,7 +3,7 @@
 //! If the plans are few, each of them runs under the schedule, so the shortest step is the optimum.
 
 use crate::planner::effort::action_lists as effort;
-use crate::planner::hybrid::{CandidatePlan, StageCandidate};
+use crate::planner::hybrid::{CandidatePlan, Recompute, StageCandidate};
 
 use super::Problem;
 
@@ -20,9 +20,9 @@ pub(super) fn every_plan(problem: &Problem<'_>) -> Option<Vec<CandidatePlan>> {
     let mut all = All { problem, plans: Vec::new(), visited: 0, actions: 0 };
     for &micro_batch in &problem.settings.pipeline_micro_batch_sizes {
         for &recompute in &problem.settings.recompute {
-            let plan = CandidatePlan { micro_batch, recompute, stages: Vec::new() };
+            let plan = CandidatePlan { micro_batch, stages: Vec::new() };
             let mut free: Vec<u32> = nodes.iter().map(|node| node.devices).collect();
-            all.place(&plan, problem.model.cuts() - 1, &mut free)?;
+            all.place(&plan, problem.model.cuts() - 1, recompute, &mut free)?;
         }
     }
     Some(all.plans)
@@ -40,7 +40,7 @@ struct All<'a> {
 
 impl All<'_> {
     /// Adds all plans with the stages of `plan` from cut `end` on. Restores `free`. `None` if a limit is exceeded.
-    fn place(&mut self, plan: &CandidatePlan, end: usize, free: &mut [u32]) -> Option<()> {
+    fn place(&mut self, plan: &CandidatePlan, end: usize, choice: Recompute, free: &mut [u32]) -> Option<()> {
         let Problem { model, cluster, settings } = *self.problem;
         let stages = plan.stages.len() as u32;
         if end == 0 {
@@ -70,11 +70,12 @@ impl All<'_> {
                 if self.visited > effort::EVERY_PLAN_STAGES {
                     return None;
                 }
-                let mut longer = plan.clone();
-                let stage =
-                    StageCandidate { begin: begin as usize, end, footprint: footprint.clone(), max_in_flight: 1 };
-                longer.stages.insert(0, stage);
-                self.place(&longer, begin as usize, free)?;
+                for &recompute in choice.of_stage() {
+                    let (begin, footprint) = (begin as usize, footprint.clone());
+                    let mut longer = plan.clone();
+                    longer.stages.insert(0, StageCandidate { begin, end, footprint, max_in_flight: 1, recompute });
+                    self.place(&longer, begin, choice, free)?;
+                }
             }
             for &(node, count) in &footprint {
                 free[node as usize] += count;

@@ -25,15 +25,14 @@ pub(super) fn run_under(
     costs: &[StageCost],
     rank_of_stage: &[u32],
     micro_batches: u32,
-    recompute: bool,
 ) -> Result<(Schedule, Run)> {
     let ranks = rank_of_stage.iter().max().map_or(0, |last| last + 1);
     let request = Request {
         virtual_stages_per_rank: Some(costs.len() as u32 / ranks.max(1)),
-        durations: family.options.contains(&"durations").then(|| durations(costs, rank_of_stage, recompute)),
+        durations: family.options.contains(&"durations").then(|| durations(costs, rank_of_stage)),
         ..Request::new(ranks, micro_batches)
     };
-    let mut runner = Runner { family, costs, request, recompute, built: FxHashMap::default(), sweep: Sweep::default() };
+    let mut runner = Runner { family, costs, request, built: FxHashMap::default(), sweep: Sweep::default() };
     let takes_a_limit = family.options.contains(&"activation_limit") && costs.len() == ranks as usize;
     if !takes_a_limit {
         return runner.run(None);
@@ -42,7 +41,7 @@ pub(super) fn run_under(
     // memory, so they are tried below.
     let min = (ranks / 2).max(1);
     let mut best = runner.run(Some(min))?;
-    let min_s = any_order(family).min_step_s(costs, recompute, micro_batches);
+    let min_s = any_order(family).min_step_s(costs, micro_batches);
     for limit in [ranks, ranks + ranks / 2, 2 * ranks] {
         // No order is shorter, so larger limits would only take more memory.
         if best.1.fits() && best.1.step_s <= min_s {
@@ -67,7 +66,6 @@ struct Runner<'a> {
     family: &'a Family,
     costs: &'a [StageCost],
     request: Request,
-    recompute: bool,
     /// Schedules that were built, by limit.
     built: FxHashMap<Option<u32>, Schedule>,
     sweep: Sweep,
@@ -92,7 +90,7 @@ impl Runner<'_> {
             }
         }
         let schedule = self.built[&limit].clone();
-        let run = run(&schedule, &Peaks::of(&schedule), self.costs.to_vec(), self.recompute, &mut self.sweep)?;
+        let run = run(&schedule, &Peaks::of(&schedule), self.costs.to_vec(), &mut self.sweep)?;
         Ok((schedule, run))
     }
 }
@@ -111,7 +109,7 @@ pub fn fastest(
     settings: &Settings,
     devices: &[Vec<u32>],
     name: &str,
-) -> Result<(u32, bool, Schedule, Run)> {
+) -> Result<(u32, Schedule, Run)> {
     settings.check()?;
     cluster.check()?;
     let family = family(name)?;
@@ -135,24 +133,25 @@ pub fn fastest(
     let largest = settings.pipeline_micro_batch_sizes.iter().copied().max();
     let sizes =
         settings.pipeline_micro_batch_sizes.iter().copied().filter(|&size| is_small(size) || Some(size) == largest);
-    let mut best: Option<(u32, bool, Schedule, Run)> = None;
+    let mut best: Option<(u32, Schedule, Run)> = None;
     let mut refused = None;
     for size in sizes {
-        for &recompute in &settings.recompute {
+        for recompute in settings.uniform_recompute() {
             // This order only decides which rank runs which stage. The run below fits it to the costs.
             let request =
                 Request { virtual_stages_per_rank: Some(stages / ranks), ..Request::new(ranks, micro_batches(size)) };
             let found = family.build(&request).and_then(|schedule| {
                 let footprints = footprints(cluster, devices, &schedule)?;
                 let ranks = &schedule.rank_of_stage;
+                let recompute = vec![recompute; devices.len()];
                 let mut cost_cache = CostCache::new((model, cluster, settings), size, recompute, ranks, footprints);
                 let cuts: Vec<usize> = (0..=devices.len()).collect();
-                run_under(family, &cost_cache.of(&cuts)?, ranks, micro_batches(size), recompute)
+                run_under(family, &cost_cache.of(&cuts)?, ranks, micro_batches(size))
             });
             match found {
                 Ok((schedule, run)) => {
                     if best.as_ref().is_none_or(|(.., best)| run.is_better_than(best)) {
-                        best = Some((size, recompute, schedule, run));
+                        best = Some((size, schedule, run));
                     }
                 }
                 // A size that is refused is no error if another one works.

@@ -100,19 +100,19 @@ impl<'a> Improver<'a> {
         let ends = balanced_ends(asked, row, &schedule.rank_of_stage, &shape, &shape.replicas, &mut totals_of)?;
         let attempt = Attempt { ends, replicas: shape.replicas.clone() };
         let footprints = footprints(cluster, &shape, &attempt.replicas);
-        let mut cost_cache =
-            CostCache::new(asked, shape.micro_batch, shape.recompute, &schedule.rank_of_stage, footprints);
+        let recompute = vec![shape.recompute; schedule.rank_of_stage.len()];
+        let mut cost_cache = CostCache::new(asked, shape.micro_batch, recompute, &schedule.rank_of_stage, footprints);
         let cuts: Vec<usize> = attempt.ends.iter().map(|&end| row[end]).collect();
         let stages = cost_cache.of(&cuts).ok()?;
         let schedule = if is_fitted {
-            let durations = Some(durations(&stages, &schedule.rank_of_stage, shape.recompute));
+            let durations = Some(durations(&stages, &schedule.rank_of_stage));
             family.build_under(&Request { durations, ..request }, control).ok()?
         } else {
             schedule
         };
         let peaks = Peaks::of(&schedule);
         let mut sweep = Sweep::default();
-        let run = run(&schedule, &peaks, stages, shape.recompute, &mut sweep).ok()?;
+        let run = run(&schedule, &peaks, stages, &mut sweep).ok()?;
         let moves = moves(&schedule, cluster, settings);
         Some(Self {
             asked,
@@ -260,7 +260,7 @@ impl<'a> Improver<'a> {
             self.peaks = Peaks::of(&fitted);
             self.schedule = fitted;
         }
-        let found = run(&self.schedule, &self.peaks, stages, self.shape.recompute, &mut self.sweep).ok()?;
+        let found = run(&self.schedule, &self.peaks, stages, &mut self.sweep).ok()?;
         self.simulated += 1;
         let score = found.score();
         if found.is_better_than(&self.best.run) {
@@ -309,7 +309,7 @@ impl<'a> Improver<'a> {
     fn fitted_to(&self, stages: &[StageCost], control: &Control) -> Result<Schedule> {
         let request = Request {
             virtual_stages_per_rank: Some(self.shape.virtual_stages_per_rank),
-            durations: Some(durations(stages, &self.schedule.rank_of_stage, self.shape.recompute)),
+            durations: Some(durations(stages, &self.schedule.rank_of_stage)),
             ..Request::new(self.shape.replicas.len() as u32, self.asked.2.global_batch / self.shape.micro_batch)
         };
         self.family.build_under(&request, control)
@@ -403,7 +403,6 @@ impl<'a> Improver<'a> {
         let groups = groups(&self.shape.line, &self.best.attempt.replicas);
         SimulatedPlan {
             micro_batch: self.shape.micro_batch,
-            recompute: self.shape.recompute,
             ends: self.best.attempt.ends.windows(2).map(|two| (self.row[two[0]], self.row[two[1]])).collect(),
             devices: self.best.schedule.rank_of_stage.iter().map(|&rank| groups[rank as usize].clone()).collect(),
             schedule: self.best.schedule,

@@ -6,7 +6,7 @@
 //! numbers, so the answer is the same on every machine.
 
 use crate::planner::effort::action_lists as effort;
-use crate::planner::hybrid::{CandidatePlan, PlanEvaluator, StageCandidate};
+use crate::planner::hybrid::{CandidatePlan, PlanEvaluator, Recompute, StageCandidate};
 use rustc_hash::FxHashSet;
 
 use super::Problem;
@@ -143,8 +143,10 @@ fn is_allowed(problem: &Problem<'_>, plan: &CandidatePlan) -> bool {
 fn changes(problem: &Problem<'_>, plan: &CandidatePlan) -> Vec<CandidatePlan> {
     let settings = problem.settings;
     let mut plans = Vec::new();
-    for &recompute in settings.recompute.iter().filter(|&&recompute| recompute != plan.recompute) {
-        plans.push(CandidatePlan { recompute, ..plan.clone() });
+    for recompute in settings.uniform_recompute() {
+        if plan.stages.iter().any(|stage| stage.recompute != recompute) {
+            plans.push(plan.clone().with_recompute(Recompute::uniform(recompute)));
+        }
     }
     let sizes = &settings.pipeline_micro_batch_sizes;
     let smaller = sizes.iter().copied().filter(|&size| size < plan.micro_batch).max();
@@ -155,6 +157,11 @@ fn changes(problem: &Problem<'_>, plan: &CandidatePlan) -> Vec<CandidatePlan> {
     let free = free_devices(problem, plan);
     let is_mixed = problem.cluster.nodes.windows(2).any(|two| two[0] != two[1]);
     for stage in 0..plan.stages.len() {
+        if settings.recompute.contains(&Recompute::ByStage) {
+            let mut other = plan.clone();
+            other.stages[stage].recompute = !other.stages[stage].recompute;
+            plans.push(other);
+        }
         // An idle device joins a stage.
         for &(node, _) in &free {
             let mut other = plan.clone();
@@ -288,7 +295,7 @@ fn merged(plan: &CandidatePlan, stage: usize) -> CandidatePlan {
 /// Returns the plan in which a stage is two stages, with half of its devices and about half of its work each.
 fn halves(problem: &Problem<'_>, plan: &CandidatePlan, stage: usize) -> Option<CandidatePlan> {
     let model = problem.model;
-    let StageCandidate { begin, end, ref footprint, .. } = plan.stages[stage];
+    let StageCandidate { begin, end, ref footprint, recompute, .. } = plan.stages[stage];
     let mut left = plan.stages[stage].replicas() / 2;
     if left == 0 {
         return None;
@@ -304,8 +311,8 @@ fn halves(problem: &Problem<'_>, plan: &CandidatePlan, stage: usize) -> Option<C
     let inside = model.begins(end).map(|cut| cut as usize).filter(|&cut| model.is_inside(begin, cut));
     let cut = inside.min_by_key(|&cut| model.layers_below(cut).abs_diff(middle))?;
     let mut plan = plan.clone();
-    plan.stages[stage] = StageCandidate { begin: cut, end, footprint: second, max_in_flight: 1 };
-    plan.stages.insert(stage, StageCandidate { begin, end: cut, footprint: first, max_in_flight: 1 });
+    plan.stages[stage] = StageCandidate { begin: cut, end, footprint: second, max_in_flight: 1, recompute };
+    plan.stages.insert(stage, StageCandidate { begin, end: cut, footprint: first, max_in_flight: 1, recompute });
     Some(plan)
 }
 

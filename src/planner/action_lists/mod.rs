@@ -60,8 +60,6 @@ pub struct VirtualStageLimits {
 pub struct SimulatedPlan {
     /// Micro-batch size, in samples over all replicas.
     pub micro_batch: u32,
-    /// Whether activations are recomputed.
-    pub recompute: bool,
     /// Cuts at the begin and the end of each stage.
     pub ends: Vec<(usize, usize)>,
     /// Devices of each stage, by number.

@@ -8,7 +8,7 @@
 
 use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::{
-    self, AnyOrder, CandidatePlan, PlanEvaluator, Row, Settings, StageCandidate, StageCost, WarmUp,
+    self, AnyOrder, CandidatePlan, PlanEvaluator, Recompute, Row, Settings, StageCandidate, StageCost, WarmUp,
 };
 use rayon::prelude::*;
 
@@ -74,13 +74,13 @@ impl Cuts {
 
     /// Returns a lower bound on the step for every order of the passes.
     pub(super) fn min_step_s(&self, order: AnyOrder) -> f64 {
-        order.min_step_s(&self.costs, self.plan.recompute, self.micro_batches)
+        order.min_step_s(&self.costs, self.micro_batches)
     }
 
     /// Runs the stages under a schedule.
     pub(super) fn run_under(&self, family: &Family) -> Result<Ran> {
         let ranks: Vec<u32> = (0..self.costs.len() as u32).collect();
-        let (schedule, run) = run_under(family, &self.costs, &ranks, self.micro_batches, self.plan.recompute)?;
+        let (schedule, run) = run_under(family, &self.costs, &ranks, self.micro_batches)?;
         Ok(Ran { plan: self.plan.clone(), schedule, run })
     }
 }
@@ -121,7 +121,7 @@ pub(super) fn sparest(problem: &Problem<'_>, control: &Control) -> Vec<Cuts> {
     distinct(problem, of_each_depth(problem, each, control).into_iter())
 }
 
-/// Returns the best plan for each of some settings and each promising depth, with each allowed value of recomputation.
+/// Returns the best plan for each of some settings and each promising depth, with each allowed choice of recomputation.
 fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) -> Vec<CandidatePlan> {
     let devices = problem.cluster.devices();
     let layers = problem.model.layer_parameter_bytes.len() as u32;
@@ -130,10 +130,15 @@ fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) 
     if devices <= max && !devices.is_power_of_two() {
         depths.push(devices);
     }
+    let mut choices = problem.settings.recompute.clone();
+    // A schedule may need more memory than 1F1B, which decides by stage.
+    if choices.contains(&Recompute::ByStage) {
+        choices.push(Recompute::Always);
+    }
     let mut asked = Vec::new();
     for settings in each {
         for &depth in &depths {
-            asked.extend(settings.recompute.iter().map(|&recompute| Settings {
+            asked.extend(choices.iter().map(|&recompute| Settings {
                 max_stages: depth,
                 // With this limit, a plan of at most this depth can still use all devices, but not with fewer stages.
                 max_replicas: devices.div_ceil(depth),
@@ -236,8 +241,9 @@ fn placed(problem: &Problem<'_>, micro_batch: u32, recompute: bool, row: &Row) -
         end,
         footprint: take(replicas),
         max_in_flight: 1,
+        recompute,
     });
-    CandidatePlan { micro_batch, recompute, stages: stages.collect() }
+    CandidatePlan { micro_batch, stages: stages.collect() }
 }
 
 /// Runs a schedule on each of these cuts. Returns the plan with the shortest step that fits, or else with the least
@@ -283,9 +289,9 @@ impl Ran {
     /// Returns the plan with the numbers of its devices.
     pub(super) fn into_plan(self, problem: &Problem<'_>) -> SimulatedPlan {
         let devices = self.plan.devices(problem.cluster);
-        let CandidatePlan { micro_batch, recompute, stages } = self.plan;
+        let CandidatePlan { micro_batch, stages } = self.plan;
         let ends = stages.iter().map(|stage| (stage.begin, stage.end)).collect();
-        SimulatedPlan { micro_batch, recompute, ends, devices, schedule: self.schedule, run: self.run }
+        SimulatedPlan { micro_batch, ends, devices, schedule: self.schedule, run: self.run }
     }
 }
 

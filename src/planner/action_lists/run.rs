@@ -133,17 +133,16 @@ fn moments(order: &[crate::schedule::Action], stages: &[usize]) -> Vec<Vec<(u32,
 
 /// Returns the seconds of the input gradient and of the weight gradient. Without measurements, each is half of the
 /// backward pass. With recomputation the repeated forward pass is part of the input gradient.
-fn halves_s(stage: &StageCost, recompute: bool) -> (f64, f64) {
-    let repeated_s = if recompute { stage.forward_s } else { 0.0 };
+fn halves_s(stage: &StageCost) -> (f64, f64) {
+    let repeated_s = stage.repeated_s();
     let half_s = (stage.backward_s - repeated_s) / 2.0;
     (repeated_s + stage.input_gradient_s.unwrap_or(half_s), stage.weight_gradient_s.unwrap_or(half_s))
 }
 
 /// Returns the part of a whole backward pass that can overlap with the all-reduce, but that a weight gradient alone
 /// does not have.
-fn unhidden_s(stage: &StageCost, recompute: bool, weight_gradient_s: f64) -> f64 {
-    let repeated_s = if recompute { stage.forward_s } else { 0.0 };
-    (stage.backward_s - repeated_s - weight_gradient_s).max(0.0)
+fn unhidden_s(stage: &StageCost, weight_gradient_s: f64) -> f64 {
+    (stage.backward_s - stage.repeated_s() - weight_gradient_s).max(0.0)
 }
 
 /// Runs evaluated stages in the order of a schedule.
@@ -151,13 +150,7 @@ fn unhidden_s(stage: &StageCost, recompute: bool, weight_gradient_s: f64) -> f64
 /// `stages` are evaluated as if each had devices of its own. This function corrects that: stages of one group send each
 /// other nothing, only the last weight gradient overlaps with the all-reduce if backward passes are split, all-reduces
 /// of a group run one after another, and memory is counted at the fullest moment.
-pub(super) fn run(
-    schedule: &Schedule,
-    peaks: &Peaks,
-    mut stages: Vec<StageCost>,
-    recompute: bool,
-    sweep: &mut Sweep,
-) -> Result<Run> {
+pub(super) fn run(schedule: &Schedule, peaks: &Peaks, mut stages: Vec<StageCost>, sweep: &mut Sweep) -> Result<Run> {
     // Consecutive stages of one rank are on the same devices: V shapes turn around without a transfer.
     for at in 1..stages.len() {
         if schedule.rank_of_stage[at - 1] == schedule.rank_of_stage[at] {
@@ -167,12 +160,12 @@ pub(super) fn run(
     }
     let mut compute = Vec::with_capacity(stages.len());
     for stage in &mut stages {
-        let (input_gradient_s, weight_gradient_s) = halves_s(stage, recompute);
+        let (input_gradient_s, weight_gradient_s) = halves_s(stage);
         if peaks.splits_backward {
             // The evaluated tail assumes that a whole backward pass hides the all-reduce. What the weight gradient is
             // shorter is exposed in addition, up to the whole all-reduce.
             stage.exposed_grad_reduce_s =
-                stage.grad_reduce_s.min(stage.exposed_grad_reduce_s + unhidden_s(stage, recompute, weight_gradient_s));
+                stage.grad_reduce_s.min(stage.exposed_grad_reduce_s + unhidden_s(stage, weight_gradient_s));
         }
         compute.push(StageTimes {
             input_gradient_s,
@@ -246,8 +239,8 @@ fn synchronise(stages: &mut [StageCost], own: &[usize], last_backward_s: &[f64])
 
 /// Returns the durations of all actions, for schedules that are fitted to times. Stages of one rank send each other
 /// nothing.
-pub(super) fn durations(stages: &[StageCost], rank_of_stage: &[u32], recompute: bool) -> Durations {
-    let halves: Vec<(f64, f64)> = stages.iter().map(|stage| halves_s(stage, recompute)).collect();
+pub(super) fn durations(stages: &[StageCost], rank_of_stage: &[u32]) -> Durations {
+    let halves: Vec<(f64, f64)> = stages.iter().map(halves_s).collect();
     let sending = stages.iter().zip(rank_of_stage.windows(2)).filter(|(_, ranks)| ranks[0] != ranks[1]);
     // The schedule generators take a single transfer time, so use the longest.
     Durations {
@@ -262,7 +255,8 @@ pub(super) fn durations(stages: &[StageCost], rank_of_stage: &[u32], recompute: 
 pub(super) struct CostCache<'a> {
     evaluator: PlanEvaluator<'a>,
     micro_batch: u32,
-    recompute: bool,
+    /// Whether each stage recomputes its activations.
+    recompute: Vec<bool>,
     rank_of_stage: Vec<u32>,
     footprints: Vec<Vec<(u32, u32)>>,
     /// Cached costs by stage and the cuts around it.
@@ -273,7 +267,7 @@ impl<'a> CostCache<'a> {
     pub(super) fn new(
         (model, cluster, settings): (&'a LayerSums, &'a Cluster, &'a Settings),
         micro_batch: u32,
-        recompute: bool,
+        recompute: Vec<bool>,
         rank_of_stage: &[u32],
         footprints: Vec<Vec<(u32, u32)>>,
     ) -> Self {
@@ -297,7 +291,7 @@ impl<'a> CostCache<'a> {
             // With tied weights, the all-reduce and the memory of a stage depend on where the other layers of the tie
             // are, so stages can't be evaluated and cached one by one.
             let stages = (0..self.rank_of_stage.len()).map(|at| self.choice(at, cuts[at], cuts[at + 1])).collect();
-            let plan = CandidatePlan { micro_batch: self.micro_batch, recompute: self.recompute, stages };
+            let plan = CandidatePlan { micro_batch: self.micro_batch, stages };
             return self.evaluator.stages_of(&plan, Some(&self.rank_of_stage));
         }
         (0..self.rank_of_stage.len()).map(|stage| self.stage(stage, cuts[stage], cuts[stage + 1])).collect()
@@ -306,7 +300,7 @@ impl<'a> CostCache<'a> {
     /// Returns a stage with the devices of its group.
     fn choice(&self, at: usize, begin: usize, end: usize) -> StageCandidate {
         let footprint = self.footprints[self.rank_of_stage[at] as usize].clone();
-        StageCandidate { begin, end, footprint, max_in_flight: 1 }
+        StageCandidate { begin, end, footprint, max_in_flight: 1, recompute: self.recompute[at] }
     }
 
     fn stage(&mut self, stage: usize, begin: usize, end: usize) -> Result<StageCost> {
@@ -319,7 +313,7 @@ impl<'a> CostCache<'a> {
         if stage + 1 < self.rank_of_stage.len() {
             stages.push(self.choice(stage + 1, end, end));
         }
-        let plan = CandidatePlan { micro_batch: self.micro_batch, recompute: self.recompute, stages };
+        let plan = CandidatePlan { micro_batch: self.micro_batch, stages };
         let cost = self.evaluator.stages(&plan)?.swap_remove(0);
         self.known.insert((stage, begin, end), cost.clone());
         Ok(cost)
@@ -328,8 +322,8 @@ impl<'a> CostCache<'a> {
 
 /// Evaluates one stage between every two neighboring cuts of `model`, on these devices, in the order of a schedule.
 ///
-/// Uses the first micro-batch size and the first choice about recomputation of the settings, and returns both with the
-/// run.
+/// `recompute` has whether each stage recomputes its activations. Uses the first micro-batch size of the settings, and
+/// returns it with the run.
 ///
 /// # Errors
 /// Returns [`Error::Argument`] if the schedule has other stages or micro-batches, if stages of one rank are on
@@ -341,18 +335,23 @@ pub fn evaluate(
     settings: &Settings,
     devices: &[Vec<u32>],
     schedule: &Schedule,
-) -> Result<(u32, bool, Run)> {
+    recompute: Vec<bool>,
+) -> Result<(u32, Run)> {
     settings.check()?;
     cluster.check()?;
-    let (Some(&micro_batch), Some(&recompute)) =
-        (settings.pipeline_micro_batch_sizes.first(), settings.recompute.first())
-    else {
+    let Some(&micro_batch) = settings.pipeline_micro_batch_sizes.first() else {
         return Err(Error::argument(
             "there is no micro-batch size to choose from",
             "allow at least one micro-batch size",
         ));
     };
     let micro_batches = settings.global_batch / micro_batch;
+    if recompute.len() != devices.len() {
+        return Err(Error::argument(
+            format!("recompute has {} values, but the plan has {} stages", recompute.len(), devices.len()),
+            "give one value for each stage",
+        ));
+    }
     if schedule.rank_of_stage.len() != devices.len() || schedule.total_micro_batches() != micro_batches {
         return Err(Error::argument(
             format!(
@@ -370,7 +369,7 @@ pub fn evaluate(
         CostCache::new((model, cluster, settings), micro_batch, recompute, &schedule.rank_of_stage, footprints);
     let cuts: Vec<usize> = (0..=devices.len()).collect();
     let stages = cost_cache.of(&cuts)?;
-    Ok((micro_batch, recompute, run(schedule, &Peaks::of(schedule), stages, recompute, &mut Sweep::default())?))
+    Ok((micro_batch, run(schedule, &Peaks::of(schedule), stages, &mut Sweep::default())?))
 }
 
 /// Returns the numbers of devices by node of each rank. Checks that ranks and devices match.

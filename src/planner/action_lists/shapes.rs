@@ -118,7 +118,7 @@ pub(super) fn shapes(
                         if line.is_scattered && replicas[0] == 1 && is_nearer_faster {
                             continue; // scattering single devices would put neighboring groups on different nodes
                         }
-                        shapes.extend(settings.recompute.iter().map(|&recompute| Shape {
+                        shapes.extend(settings.uniform_recompute().into_iter().map(|recompute| Shape {
                             micro_batch,
                             recompute,
                             virtual_stages_per_rank,

@@ -17,7 +17,7 @@ use crate::planner::hybrid::{
     },
     nothing_fits,
     placement::packing::Packing,
-    settings::Settings,
+    settings::{Recompute, Settings},
     subproblem::Subproblem,
 };
 
@@ -42,8 +42,10 @@ pub fn data_parallel(
         for &recompute in &settings.recompute {
             let end = model.cuts() - 1;
             let max_in_flight = settings.max_in_flights(1, settings.global_batch / micro_batch).0;
-            let stage = StageCandidate { begin: 0, end, footprint: first_devices(cluster, replicas), max_in_flight };
-            let plan = CandidatePlan { micro_batch, recompute, stages: vec![stage] };
+            let footprint = first_devices(cluster, replicas);
+            let stage = StageCandidate { begin: 0, end, footprint, max_in_flight, recompute: false };
+            let mut plan = CandidatePlan { micro_batch, stages: vec![stage] }.with_recompute(recompute);
+            let Ok(_) = evaluator.settled(&mut plan) else { continue };
             let Ok(evaluated) = evaluator.evaluate(&plan) else { continue };
             let lacking_bytes = evaluated.stages[0].memory.total_bytes() - evaluated.stages[0].capacity_bytes;
             // Any plan that fits is better than one that does not. Two plans that fit are compared by step time, two
@@ -152,14 +154,14 @@ pub fn helpful_changes(
     settings: &Settings,
     control: &Control,
 ) -> Result<Vec<bool>> {
-    let recomputed = Settings { recompute: vec![true], ..settings.clone() };
+    let recomputed = Settings { recompute: vec![Recompute::Always], ..settings.clone() };
     let sharding = MemoryModel { shard_optimizer: true, ..settings.memory };
     // A global batch of one micro-batch has only one in flight. The smallest size needs the least memory.
     let smallest = settings.pipeline_micro_batch_sizes.first().copied().unwrap_or(settings.global_batch);
     let single = Settings {
         global_batch: smallest,
         pipeline_micro_batch_sizes: vec![smallest],
-        recompute: vec![false],
+        recompute: vec![Recompute::Never],
         ..settings.clone()
     };
     let doubled = Cluster { nodes: cluster.nodes.repeat(2), ..cluster.clone() };

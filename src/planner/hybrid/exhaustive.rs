@@ -14,7 +14,7 @@ use crate::planner::hybrid::{
         in_flight_ranges::every,
         plan_cost::{EvaluatedPlan, PlanEvaluator},
     },
-    settings::Settings,
+    settings::{Recompute, Settings},
 };
 
 /// Maximum number of cuts: a chain of 12 layers.
@@ -49,10 +49,10 @@ pub fn exhaustive(
         All { model, cluster, settings, control, evaluator: PlanEvaluator::new(model, cluster, settings), best: None };
     for &micro_batch in &settings.pipeline_micro_batch_sizes {
         for &recompute in &settings.recompute {
-            let mut plan = CandidatePlan { micro_batch, recompute, stages: Vec::new() };
+            let mut plan = CandidatePlan { micro_batch, stages: Vec::new() };
             // Each micro-batch size starts with an empty cluster. `place` takes devices and gives them back.
             let mut free: Vec<u32> = cluster.nodes.iter().map(|node| node.devices).collect();
-            all.place(&mut plan, cuts - 1, &mut free)?;
+            all.place(&mut plan, cuts - 1, recompute, &mut free)?;
         }
     }
     let plans = all.evaluator.simulated;
@@ -72,7 +72,7 @@ struct All<'a> {
 
 impl All<'_> {
     /// Tries all stages in front of `plan.stages`, whose first stage begins at cut `end`. Restores `plan` and `free`.
-    fn place(&mut self, plan: &mut CandidatePlan, end: usize, free: &mut [u32]) -> Result<()> {
+    fn place(&mut self, plan: &mut CandidatePlan, end: usize, choice: Recompute, free: &mut [u32]) -> Result<()> {
         if end == 0 {
             return self.try_max_in_flights(plan);
         }
@@ -101,12 +101,12 @@ impl All<'_> {
                 for &(node, count) in &footprint {
                     free[node as usize] -= count;
                 }
-                plan.stages.insert(
-                    0,
-                    StageCandidate { begin: begin as usize, end, footprint: footprint.clone(), max_in_flight: 1 },
-                );
-                self.place(plan, begin as usize, free)?;
-                plan.stages.remove(0);
+                for &recompute in choice.of_stage() {
+                    let (begin, footprint) = (begin as usize, footprint.clone());
+                    plan.stages.insert(0, StageCandidate { begin, end, footprint, max_in_flight: 1, recompute });
+                    self.place(plan, begin, choice, free)?;
+                    plan.stages.remove(0);
+                }
                 for &(node, count) in &footprint {
                     free[node as usize] += count;
                 }

@@ -59,7 +59,7 @@ pub use exhaustive::exhaustive;
 pub use memory_preference::{MinMemoryPlan, min_memory};
 pub use search::initial_plans::draft;
 pub use search::result::{SearchResult, no_plan_fits};
-pub use settings::{Settings, WarmUp};
+pub use settings::{Recompute, Settings, WarmUp};
 
 use search::Search;
 

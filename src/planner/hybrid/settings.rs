@@ -14,6 +14,41 @@ pub enum WarmUp {
     Eager,
 }
 
+/// Stages that recompute their activations in their backward passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recompute {
+    /// No stage.
+    Never,
+    /// Every stage.
+    Always,
+    /// Any stages. With equal numbers in flight, only those that do not fit otherwise (docs/proofs.md#recomputation).
+    ByStage,
+}
+
+impl Recompute {
+    /// Returns the choices of a single stage.
+    #[must_use]
+    pub fn of_stage(self) -> &'static [bool] {
+        match self {
+            Self::Never => &[false],
+            Self::Always => &[true],
+            Self::ByStage => &[false, true],
+        }
+    }
+
+    /// Returns the smallest number of forwards of a stage for each micro-batch, as a factor.
+    #[must_use]
+    pub fn min_forwards(self) -> f64 {
+        if self == Self::Always { 2.0 } else { 1.0 }
+    }
+
+    /// Returns the choice of plans whose stages all recompute, or all keep their activations.
+    #[must_use]
+    pub fn uniform(recompute: bool) -> Self {
+        if recompute { Self::Always } else { Self::Never }
+    }
+}
+
 /// A planning problem, without model and cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
@@ -27,8 +62,8 @@ pub struct Settings {
     pub uneven_shares: bool,
     /// Whether the gradient all-reduce may start before the backward pass has ended.
     pub overlap_sync: bool,
-    /// Allowed values of activation recomputation: `[false]`, `[true]`, or both.
-    pub recompute: Vec<bool>,
+    /// Allowed choices of activation recomputation.
+    pub recompute: Vec<Recompute>,
     /// Warm-up of the schedule.
     pub warm_up: WarmUp,
     /// Memory that weights imply on a device, and memory that stays reserved.
@@ -88,6 +123,13 @@ impl Settings {
             }
         }
         Ok(())
+    }
+
+    /// Returns the values of recomputation that all stages may have together.
+    #[must_use]
+    pub fn uniform_recompute(&self) -> Vec<bool> {
+        let allows = |value: &bool| self.recompute.iter().any(|choice| choice.of_stage().contains(value));
+        [false, true].into_iter().filter(allows).collect()
     }
 
     /// Returns the largest number of samples of a micro-batch that one of `replicas` gets, or `None` if that split is

@@ -1,4 +1,4 @@
-//! The planning problem for one micro-batch size, with or without recomputation, and tables that all passes over it
+//! The planning problem for one micro-batch size, with one choice of recomputation, and tables that all passes over it
 //! share.
 
 use std::ops::RangeInclusive;
@@ -9,15 +9,19 @@ use rustc_hash::FxHashMap;
 
 use crate::cost::network::Cluster;
 use crate::cost::{LayerSums, Totals};
-use crate::planner::hybrid::{bounds::nested_stages::CutSets, settings::Settings};
+use crate::planner::hybrid::{
+    bounds::nested_stages::CutSets,
+    evaluate::{stage_cost::BaseCost, stage_memory::StageMemory},
+    settings::{Recompute, Settings},
+};
 
-/// The planning problem for one micro-batch size, with or without recomputation.
+/// The planning problem for one micro-batch size, with one choice of recomputation.
 pub(crate) struct Subproblem<'a> {
     pub model: &'a LayerSums,
     pub cluster: &'a Cluster,
     pub settings: &'a Settings,
     pub micro_batch: u32,
-    pub recompute: bool,
+    pub recompute: Recompute,
     pub micro_batches: u32,
     /// Index into `totals` for each number of replicas, or `None` if that split is not allowed.
     pub totals_index: Vec<Option<u32>>,
@@ -32,12 +36,12 @@ pub(crate) struct Subproblem<'a> {
 }
 
 impl<'a> Subproblem<'a> {
-    /// Returns one subproblem for each micro-batch size and each allowed value of recomputation.
+    /// Returns one subproblem for each micro-batch size and each allowed choice of recomputation.
     ///
     /// If all stages must have the same number of replicas, there is one for each number: with a fixed number, equality
     /// needs no state in the search.
     pub(crate) fn all(model: &'a LayerSums, cluster: &'a Cluster, settings: &'a Settings) -> Vec<Self> {
-        let mut choices: Vec<(u32, bool, RangeInclusive<u32>)> = Vec::new();
+        let mut choices: Vec<(u32, Recompute, RangeInclusive<u32>)> = Vec::new();
         for &micro_batch in &settings.pipeline_micro_batch_sizes {
             for &recompute in &settings.recompute {
                 let any = 1..=cluster.devices();
@@ -64,7 +68,7 @@ impl<'a> Subproblem<'a> {
         cluster: &'a Cluster,
         settings: &'a Settings,
         micro_batch: u32,
-        recompute: bool,
+        recompute: Recompute,
         allowed: &RangeInclusive<u32>,
     ) -> Self {
         let devices = cluster.devices();
@@ -99,6 +103,23 @@ impl<'a> Subproblem<'a> {
             cut_bytes: model.totals(micro_batch).boundary_bytes,
             sets: None,
         }
+    }
+
+    /// Returns the memory of the stage between two cuts. `totals` has the sums for its samples.
+    pub(crate) fn memory(&self, totals: &Totals, cuts: (usize, usize), replicas: u32) -> StageMemory {
+        StageMemory::new(self.model, totals, &self.settings.memory, cuts, replicas, self.recompute)
+    }
+
+    /// Returns the cost of a stage that recomputes its activations if that is allowed and they do not fit with
+    /// `in_flight` micro-batches, from the cost with kept ones.
+    pub(crate) fn settled(&self, kept: BaseCost, in_flight: u32) -> BaseCost {
+        let is_short = self.recompute == Recompute::ByStage && kept.memory.bytes_with(in_flight) > kept.capacity_bytes;
+        if !is_short {
+            return kept;
+        }
+        let recomputing = kept.recomputing();
+        // With few micro-batches in flight, recomputation may need more memory.
+        if recomputing.memory.bytes_with(in_flight) < kept.memory.bytes_with(in_flight) { recomputing } else { kept }
     }
 
     /// Returns the largest number of devices that a plan can use: each layer on the maximum number of replicas.

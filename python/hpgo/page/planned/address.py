@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hpgo.planning.plans import Plan
 
 RECOMPUTE: dict[str, bool | str] = {"no": False, "yes": True, "auto": "auto"}
+RECOMPUTE_NAMES = {value: name for name, value in RECOMPUTE.items()}
 _MAX_LENGTH = 64 * 1024
 """Limit on the characters of a field."""
 _MAX_NUMBERS = 2**17
@@ -123,7 +124,7 @@ def changes_of(plan: Plan, places: dict[str, int]) -> dict[str, str]:
         "stages": stages_text(rows),
         "micro_batch": str(plan.pipeline_micro_batch_size),
         "schedule": plan.schedule,
-        "recompute": "yes" if plan.recompute else "no",
+        "recompute": RECOMPUTE_NAMES[plan.recompute],
     }
 
 

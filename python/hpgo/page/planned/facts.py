@@ -112,7 +112,7 @@ def _controls(plan: Plan, found: Origin | None) -> dict[str, Any]:
         "micro_batches": sizes,
         "schedule": plan.schedule,
         "schedules": [name for name in get_args(PlannedSchedule) if name != "auto"],
-        "recompute": "yes" if plan.recompute else "no",
+        "recompute": RECOMPUTE_NAMES[plan.recompute],
         "devices": plan.cluster_devices,
     }
 
@@ -164,9 +164,9 @@ def _layers(plan: Plan, found: Origin | None, places: dict[str, int]) -> dict[st
         for one in stage.layers:
             layer, at = layers[one], places[one]
             forward_s[at] = at_batch(sizes, layer.forward_s, stage.samples_per_replica) / speed
-            again_s = forward_s[at] if plan.recompute else 0.0
+            again_s = forward_s[at] if stage.recompute else 0.0
             backward_s[at] = at_batch(sizes, layer.backward_s, stage.samples_per_replica) / speed + again_s
-            kept = 0.0 if plan.recompute else _saved_activation_bytes(sizes, layer, stage) * stage.max_in_flight
+            kept = 0.0 if stage.recompute else _saved_activation_bytes(sizes, layer, stage) * stage.max_in_flight
             held[at] = layer.parameter_bytes + layer.trained_bytes * each + kept
     return {
         "names": [printable(layers[one].name or one) for one in ids],

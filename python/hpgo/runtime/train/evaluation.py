@@ -63,7 +63,8 @@ def forward_program(program: Program) -> Program:
     forward = replace(
         schedule, name="forward_only", actions=np.concatenate(lists), rank_starts=tuple(ends), weight_versions=()
     )
-    return replace(program, schedule=forward, recompute=False, costs=None)
+    stages = tuple(replace(stage, recompute=False) for stage in program.stages)
+    return replace(program, schedule=forward, stages=stages, costs=None)
 
 
 class EvaluationRun(StageRun):
@@ -162,7 +163,6 @@ class Evaluation:
                 workload,
                 (cuts[stage.stage - 1] if not stage.is_first else (), cuts[stage.stage]),
                 pipeline_micro_batch_size=program.pipeline_micro_batch_size,
-                recompute=False,
                 autocast=autocast,
             )
             for stage in mine.stages

@@ -212,7 +212,6 @@ class Pipeline(RankPipeline):
                 workload,
                 (cuts[stage.stage - 1] if not stage.is_first else (), cuts[stage.stage]),
                 pipeline_micro_batch_size=program.pipeline_micro_batch_size,
-                recompute=program.recompute,
                 autocast=self._options.cast,
             )
             for stage in mine.stages

@@ -203,7 +203,7 @@ class _Module(nn.Module):
 
         values = run.values(micro_batch, batch, range(len(received)), received)
         # The non-reentrant variant supports inputs without gradients.
-        outputs = checkpoint(once, *values, use_reentrant=False) if run.recompute else once(*values)
+        outputs = checkpoint(once, *values, use_reentrant=False) if run.stage.recompute else once(*values)
         if run.stage.is_last:
             batch.loss += outputs[0].detach()
             self.losses[micro_batch] = loss = outputs[0].to(_LOSS_TYPE)

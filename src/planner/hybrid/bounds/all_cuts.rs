@@ -32,7 +32,7 @@ pub(crate) fn min_step_of_size_s(task: &Subproblem<'_>) -> f64 {
         let (mut forward_s, mut backward_s, mut both_s) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
         for totals in totals_of_shares() {
             let once_s = totals.layer_forward_s[layer];
-            let back_s = totals.layer_backward_s[layer] + if task.recompute { once_s } else { 0.0 };
+            let back_s = totals.layer_backward_s[layer] + (task.recompute.min_forwards() - 1.0) * once_s;
             forward_s = forward_s.min(once_s);
             backward_s = backward_s.min(back_s);
             both_s = both_s.min(once_s + back_s);

@@ -10,7 +10,7 @@ use crate::planner::effort::bounds;
 use crate::planner::hybrid::{
     bounds::link_bounds::{Links, min_rate},
     evaluate::stage_cost::StageCost,
-    settings::Settings,
+    settings::{Recompute, Settings},
     subproblem::Subproblem,
 };
 
@@ -30,15 +30,15 @@ pub struct AnyOrder {
 impl AnyOrder {
     /// Returns a lower bound on the step of a plan with these stages, in seconds: the lemma for a single plan.
     #[must_use]
-    pub fn min_step_s(self, stages: &[StageCost], recompute: bool, micro_batches: u32) -> f64 {
+    pub fn min_step_s(self, stages: &[StageCost], micro_batches: u32) -> f64 {
         let micro_batches = f64::from(micro_batches);
         let (mut down_s, mut way_s, mut bound_s, mut max_pass_s) = (0.0, 0.0, 0.0_f64, 0.0_f64);
         for (at, stage) in stages.iter().enumerate() {
-            let whole_s = stage.backward_s - if recompute { stage.forward_s } else { 0.0 };
+            let whole_s = stage.backward_s - stage.repeated_s();
             let halves_s =
                 (stage.input_gradient_s.zip(stage.weight_gradient_s)).unwrap_or((whole_s / 2.0, whole_s / 2.0));
             let [forward_s, back_s, backward_s] =
-                shortest_passes_s((stage.forward_s, whole_s), halves_s, recompute, self.splits_backward);
+                shortest_passes_s((stage.forward_s, whole_s), halves_s, stage.repeated_s(), self.splits_backward);
             let work_s = down_s + micro_batches * (forward_s + backward_s) + stage.exposed_grad_reduce_s;
             let passed_s = if at == 0 { 0.0 } else { way_s + micro_batches * (forward_s + back_s) };
             bound_s = bound_s.max(work_s).max(passed_s);
@@ -67,7 +67,7 @@ pub struct AnyOrderBound {
     /// Lower bound on the step in seconds.
     pub lower_bound_s: f64,
     /// Stages whose bound is lowest, for micro-batch sizes that may have a shorter step than the known one: the size,
-    /// whether it recomputes, and the stages. The most promising one is last.
+    /// whether all stages recompute, and the stages. The most promising one is last.
     pub rows: Vec<(u32, bool, Row)>,
 }
 
@@ -101,7 +101,7 @@ pub fn min_step_of_any_order_s(
         if let Some(stages) = Stages::of(&task, order, known_s).filter(|_| !control.should_stop()) {
             let (bound_s, row) = stages.min_step_s(floor_s, known_s);
             found.lower_bound_s = bound_s;
-            found.rows.extend(row.map(|row| (task.micro_batch, task.recompute, row)));
+            found.rows.extend(row.map(|row| (task.micro_batch, task.recompute == Recompute::Always, row)));
         }
     }
     found
@@ -171,9 +171,8 @@ impl Stages {
                         continue;
                     }
                     let exposed_grad_reduce_s = exposed.from(begin);
-                    let memory =
-                        cost::memory(model, totals, &settings.memory, (begin, end), max_replicas, 1, task.recompute);
-                    if memory.total_bytes() * (1.0 - ROUNDING) > capacity_bytes {
+                    let least_bytes = task.memory(totals, (begin, end), max_replicas).least_bytes(1);
+                    if least_bytes * (1.0 - ROUNDING) > capacity_bytes {
                         continue;
                     }
                     let transfer_s = task.cut_bytes[end] * transfer.s_per_byte + transfer.latency_s;
@@ -359,23 +358,23 @@ fn shortest_rates(links: &Links, replicas: (u32, u32)) -> (Rate, Rate) {
 
 /// Returns the forward, the input gradient and the backward of the layers between two cuts, at speed 1. The last two
 /// include a repeated forward, and are never longer than a whole backward.
-fn passes_s(totals: &Totals, (begin, end): (usize, usize), recompute: bool, splits_backward: bool) -> [f64; 3] {
+fn passes_s(totals: &Totals, (begin, end): (usize, usize), recompute: Recompute, splits_backward: bool) -> [f64; 3] {
     let between = |below: &[f64]| (below[end] - below[begin]).max(0.0);
     let (forward_s, whole_s) = (between(&totals.forward_s), between(&totals.backward_s));
     let halves_s = totals.halves.as_ref().map_or((whole_s / 2.0, whole_s / 2.0), |halves| {
         (between(&halves.input_gradient_s), between(&halves.weight_gradient_s))
     });
-    shortest_passes_s((forward_s, whole_s), halves_s, recompute, splits_backward)
+    let repeated_s = (recompute.min_forwards() - 1.0) * forward_s;
+    shortest_passes_s((forward_s, whole_s), halves_s, repeated_s, splits_backward)
 }
 
 /// Returns the forward, the input gradient and the backward of layers with these times, with repeated forwards.
 fn shortest_passes_s(
     (forward_s, whole_s): (f64, f64),
     (input_s, weight_s): (f64, f64),
-    recompute: bool,
+    repeated_s: f64,
     splits_backward: bool,
 ) -> [f64; 3] {
-    let repeated_s = if recompute { forward_s } else { 0.0 };
     // A schedule that splits backwards may still run some of them whole.
     let (back_s, backward_s) =
         if splits_backward { (whole_s.min(input_s), whole_s.min(input_s + weight_s)) } else { (whole_s, whole_s) };
@@ -389,8 +388,9 @@ fn ways_behind_s(task: &Subproblem<'_>, splits_backward: bool, fastest: f64) -> 
         .map(|layer| {
             let ways_s = shares().map(|totals| {
                 let whole_s = (totals.layer_forward_s[layer], totals.layer_backward_s[layer]);
+                let repeated_s = (task.recompute.min_forwards() - 1.0) * whole_s.0;
                 let [forward_s, back_s, _] =
-                    shortest_passes_s(whole_s, totals.layer_halves_s(layer), task.recompute, splits_backward);
+                    shortest_passes_s(whole_s, totals.layer_halves_s(layer), repeated_s, splits_backward);
                 (forward_s + back_s) / fastest
             });
             ways_s.fold(f64::INFINITY, f64::min)

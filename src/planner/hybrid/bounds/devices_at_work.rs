@@ -9,7 +9,7 @@ use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Returns the smallest device time of each layer for one micro-batch: its time multiplied by its replicas, at speed 1.
 pub(crate) fn min_work_s(task: &Subproblem<'_>) -> Vec<f64> {
-    let forwards = if task.recompute { 2.0 } else { 1.0 };
+    let forwards = task.recompute.min_forwards();
     let replica_counts: Vec<(f64, &Totals)> = (task.totals_index.iter().zip(0_u32..))
         .filter_map(|(totals_index, replicas)| {
             totals_index.map(|totals_index| (f64::from(replicas), &task.totals[totals_index as usize]))

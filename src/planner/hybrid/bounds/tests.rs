@@ -16,7 +16,7 @@ use crate::planner::hybrid::{
         stage_cost::path_stage,
     },
     exhaustive::exhaustive,
-    settings::Settings,
+    settings::{Recompute, Settings},
     subproblem::Subproblem,
 };
 use proptest::prelude::*;
@@ -405,10 +405,16 @@ fn plan_of(task: &Subproblem<'_>, evaluator: &mut PlanEvaluator<'_>, replicas: &
             }
         }
         let (begin, end) = (cuts * index / count, cuts * (index + 1) / count);
-        stages.push(StageCandidate { begin, end, footprint, max_in_flight: 1 });
+        stages.push(StageCandidate {
+            begin,
+            end,
+            footprint,
+            max_in_flight: 1,
+            recompute: task.recompute == Recompute::Always,
+        });
     }
-    let plan = CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages };
-    let costs = evaluator.stages(&plan).ok()?;
+    let mut plan = CandidatePlan { micro_batch: task.micro_batch, stages };
+    let costs = evaluator.settled(&mut plan).ok()?;
     let max_in_flights = evaluator.max_in_flights_of(&costs, plan.micro_batch, true)?;
     Some(plan.with_max_in_flights(&max_in_flights))
 }

@@ -1,6 +1,7 @@
 //! Candidate plans: the decisions of a search, without costs.
 
 use crate::cost::network::Cluster;
+use crate::planner::hybrid::settings::Recompute;
 
 /// One stage of a plan: the layers between two cuts, on devices of some nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,6 +14,8 @@ pub struct StageCandidate {
     pub footprint: Vec<(u32, u32)>,
     /// Forwards before the first backward, which is the largest number of micro-batches in flight.
     pub max_in_flight: u32,
+    /// Whether its backward passes recompute its activations.
+    pub recompute: bool,
 }
 
 impl StageCandidate {
@@ -28,8 +31,6 @@ impl StageCandidate {
 pub struct CandidatePlan {
     /// Samples of a micro-batch over all replicas of a stage.
     pub micro_batch: u32,
-    /// Whether activations are recomputed.
-    pub recompute: bool,
     /// Stages in the order of the model.
     pub stages: Vec<StageCandidate>,
 }
@@ -56,6 +57,21 @@ impl CandidatePlan {
     /// Returns the number of micro-batches in flight of each stage.
     pub(crate) fn max_in_flights(&self) -> Vec<u32> {
         self.stages.iter().map(|stage| stage.max_in_flight).collect()
+    }
+
+    /// Returns the plan with its stages under a choice of recomputation. If that leaves it to each stage, the stages stay
+    /// as they are.
+    #[must_use]
+    pub fn with_recompute(mut self, choice: Recompute) -> Self {
+        if let &[recompute] = choice.of_stage() {
+            self.stages.iter_mut().for_each(|stage| stage.recompute = recompute);
+        }
+        self
+    }
+
+    /// Returns whether the stages are allowed under a choice of recomputation.
+    pub(crate) fn allows_recompute(&self, choice: Recompute) -> bool {
+        self.stages.iter().all(|stage| choice.of_stage().contains(&stage.recompute))
     }
 
     /// Returns the plan with other numbers of micro-batches in flight.

@@ -1,7 +1,8 @@
 //! Evaluation of plans: step time and memory of the plans of a search, of plans that a user gives, and of plans for
 //! other schedules (`action_lists`).
 //!
-//! `stage_cost` has the time and memory of one stage. `plan_cost` adds transfers between stages, tied weights and the
+//! `stage_cost` has the time and memory of one stage, and `stage_memory` the memory with and without recomputation.
+//! `plan_cost` adds transfers between stages, tied weights and the
 //! simulated step. `pipeline_simulator` simulates 1F1B, eager 1F1B and GPipe without a list of actions.
 //! `in_flight_ranges` has the numbers of micro-batches in flight that memory allows.
 
@@ -10,6 +11,7 @@ pub(crate) mod in_flight_ranges;
 pub(crate) mod pipeline_simulator;
 pub(crate) mod plan_cost;
 pub(crate) mod stage_cost;
+pub(crate) mod stage_memory;
 
 use crate::control::Control;
 use crate::cost::LayerSums;
@@ -45,7 +47,13 @@ pub fn evaluate(
     cluster.check()?;
     let footprints = footprints(cluster, devices)?;
     let stages: Vec<StageCandidate> = (footprints.into_iter().enumerate())
-        .map(|(begin, footprint)| StageCandidate { begin, end: begin + 1, footprint, max_in_flight: 1 })
+        .map(|(begin, footprint)| StageCandidate {
+            begin,
+            end: begin + 1,
+            footprint,
+            max_in_flight: 1,
+            recompute: false,
+        })
         .collect();
     let mut evaluator = PlanEvaluator::new(model, cluster, settings);
     let plan = fastest(&mut evaluator, &stages, &Control::default())?;
@@ -66,8 +74,8 @@ pub(crate) fn fastest(
     let mut refused = None;
     for &micro_batch in &settings.pipeline_micro_batch_sizes {
         for &recompute in &settings.recompute {
-            let plan = CandidatePlan { micro_batch, recompute, stages: stages.to_vec() };
-            let costs = match evaluator.stages(&plan) {
+            let mut plan = CandidatePlan { micro_batch, stages: stages.to_vec() }.with_recompute(recompute);
+            let costs = match evaluator.settled(&mut plan) {
                 // Skip a size that the replicas cannot share. Its error matters only if no size is left.
                 Err(error) => {
                     refused = Some(error);
@@ -124,8 +132,8 @@ pub(crate) fn fastest(
 }
 
 /// Evaluates the plan with one stage between every two neighboring cuts of `model`, on these devices, with these
-/// numbers of micro-batches in flight. It takes the first of the micro-batch sizes and the first choice of
-/// recomputation.
+/// numbers of micro-batches in flight. `recompute` has whether each stage recomputes its activations. It takes the first
+/// of the micro-batch sizes.
 ///
 /// # Errors
 /// The errors of [`evaluate`]. [`Error::Argument`] if there is not one number in flight of at least 1 for each stage.
@@ -136,12 +144,11 @@ pub fn evaluate_in_flight(
     settings: &Settings,
     devices: &[Vec<u32>],
     max_in_flights: &[u32],
+    recompute: &[bool],
 ) -> Result<(CandidatePlan, EvaluatedPlan)> {
     settings.check()?;
     cluster.check()?;
-    let (Some(&micro_batch), Some(&recompute)) =
-        (settings.pipeline_micro_batch_sizes.first(), settings.recompute.first())
-    else {
+    let Some(&micro_batch) = settings.pipeline_micro_batch_sizes.first() else {
         return Err(Error::argument(
             "there is no micro-batch size to choose from",
             "give at least one micro-batch size, such as 1",
@@ -159,10 +166,22 @@ pub fn evaluate_in_flight(
             format!("set max_in_flight of stage {stage} to 1 or more"),
         ));
     }
-    let stages = (footprints(cluster, devices)?.into_iter().zip(max_in_flights).enumerate())
-        .map(|(begin, (footprint, &max_in_flight))| StageCandidate { begin, end: begin + 1, footprint, max_in_flight })
+    if recompute.len() != devices.len() {
+        return Err(Error::argument(
+            format!("recompute has {} values, but the plan has {} stages", recompute.len(), devices.len()),
+            "give one value for each stage",
+        ));
+    }
+    let stages = (footprints(cluster, devices)?.into_iter().zip(max_in_flights.iter().zip(recompute)).enumerate())
+        .map(|(begin, (footprint, (&max_in_flight, &recompute)))| StageCandidate {
+            begin,
+            end: begin + 1,
+            footprint,
+            max_in_flight,
+            recompute,
+        })
         .collect();
-    let plan = CandidatePlan { micro_batch, recompute, stages };
+    let plan = CandidatePlan { micro_batch, stages };
     let evaluated = PlanEvaluator::new(model, cluster, settings).evaluate(&plan)?;
     Ok((plan, evaluated))
 }

@@ -12,7 +12,9 @@ use crate::cost::network::{Cluster, Node, Rate};
 use crate::cost::{self, LayerSums, Totals};
 use crate::error::{Error, Result};
 use crate::planner::hybrid::{
-    bounds::paths::Paths, evaluate::pipeline_simulator::PipelineSimulator, settings::Settings,
+    bounds::paths::Paths,
+    evaluate::pipeline_simulator::PipelineSimulator,
+    settings::{Recompute, Settings},
 };
 use crate::schedule::one_f_one_b;
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
@@ -109,8 +111,7 @@ impl<'a> PlanEvaluator<'a> {
     ) -> Result<Vec<StageCost>> {
         let (other, costs) = known;
         // A tied weight makes the cost of a stage depend on stages that are not its neighbors.
-        let is_alike = (plan.stages.len(), plan.micro_batch, plan.recompute)
-            == (other.stages.len(), other.micro_batch, other.recompute);
+        let is_alike = (plan.stages.len(), plan.micro_batch) == (other.stages.len(), other.micro_batch);
         if !is_alike || self.settings.equal_replicas || self.shares_weights() {
             return self.stages(plan);
         }
@@ -123,6 +124,39 @@ impl<'a> PlanEvaluator<'a> {
                 if is_known { Ok(costs[index].clone()) } else { self.stage(plan, index, None) }
             })
             .collect()
+    }
+
+    /// Returns the cost of every stage after [`PlanEvaluator::settle`].
+    ///
+    /// # Errors
+    /// The errors of [`PlanEvaluator::stages`].
+    pub(crate) fn settled(&mut self, plan: &mut CandidatePlan) -> Result<Vec<StageCost>> {
+        let costs = self.stages(plan)?;
+        self.settle(plan, costs)
+    }
+
+    /// Decides which stages of a plan recompute their activations, if the settings leave that to each stage.
+    ///
+    /// A stage keeps its activations if it fits with the largest number in flight that the schedule allows, and
+    /// recomputes them if it does not fit with the smallest one. Otherwise both have advantages, and it stays as it is.
+    /// Returns the costs of its stages, from the costs before.
+    ///
+    /// # Errors
+    /// The errors of [`PlanEvaluator::stages`].
+    pub(crate) fn settle(&mut self, plan: &mut CandidatePlan, costs: Vec<StageCost>) -> Result<Vec<StageCost>> {
+        if !self.settings.recompute.contains(&Recompute::ByStage) {
+            return Ok(costs);
+        }
+        let before = plan.clone();
+        let micro_batches = self.settings.global_batch / plan.micro_batch;
+        let from_end = (1..=plan.stages.len() as u32).rev();
+        for ((stage, cost), from_end) in plan.stages.iter_mut().zip(&costs).zip(from_end) {
+            let (min, max) = self.settings.max_in_flights(from_end, micro_batches);
+            let kept = if cost.recompute { cost.memory.keeping() } else { cost.memory };
+            let fits = |in_flight| kept.bytes_with(in_flight) <= cost.capacity_bytes;
+            stage.recompute = !fits(max) && (stage.recompute || !fits(min));
+        }
+        if *plan == before { Ok(costs) } else { self.stages_but(plan, (&before, &costs)) }
     }
 
     /// Returns the cost of one stage. `shared` has the additions of tied weights, if the model has any.
@@ -163,7 +197,8 @@ impl<'a> PlanEvaluator<'a> {
             cost::sync_without_s(model, totals, devices.speed, cuts, devices.sync, overlap, excluded) + tied_s
         };
         let exposed_grad_reduce_s = sync_tail(settings.overlap_sync);
-        let alone = BaseCost::new(model, totals, settings, &devices, cuts, plan.recompute, exposed_grad_reduce_s);
+        let kept = BaseCost::new(model, totals, settings, &devices, cuts, exposed_grad_reduce_s);
+        let alone = if stage.recompute { kept.recomputing() } else { kept };
         let half_s = |below: &[f64]| between(below, cuts) / devices.speed;
         let memory = alone.memory.with_in_flight(stage.max_in_flight);
         let held_once_bytes = shared.map_or(0.0, |shared| shared.held_once_bytes);
@@ -184,6 +219,7 @@ impl<'a> PlanEvaluator<'a> {
                 memory
             },
             capacity_bytes: alone.capacity_bytes,
+            recompute: stage.recompute,
         })
     }
 

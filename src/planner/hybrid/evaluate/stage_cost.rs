@@ -31,6 +31,16 @@ pub struct StageCost {
     pub memory: Memory,
     /// Memory that a plan may use of the smallest device.
     pub capacity_bytes: f64,
+    /// Whether the backward pass recomputes the activations.
+    pub recompute: bool,
+}
+
+impl StageCost {
+    /// Returns the forward pass that a backward pass repeats, which is a part of `backward_s`.
+    #[must_use]
+    pub fn repeated_s(&self) -> f64 {
+        if self.recompute { self.forward_s } else { 0.0 }
+    }
 }
 
 /// Devices of a stage, regardless of its layers.
@@ -73,30 +83,38 @@ pub(crate) struct BaseCost {
     pub grad_reduce_s: f64,
     pub memory: Memory,
     pub capacity_bytes: f64,
+    /// Bytes of the input of one micro-batch on one device.
+    pub input_bytes: f64,
 }
 
 impl BaseCost {
-    /// Returns the cost of the layers between two cuts. `totals` has the layer sums for its samples.
+    /// Returns the cost of the layers between two cuts, with kept activations. `totals` has the layer sums for its
+    /// samples.
     pub(crate) fn new(
         model: &LayerSums,
         totals: &Totals,
         settings: &Settings,
         devices: &StageDevices,
         cuts: (usize, usize),
-        recompute: bool,
         grad_reduce_s: f64,
     ) -> Self {
         // A stage is as fast as its slowest device.
         let forward_s = between(&totals.forward_s, cuts) / devices.speed;
-        // Recomputation repeats the forward of the whole stage before its backward.
-        let backward_s = between(&totals.backward_s, cuts) / devices.speed + if recompute { forward_s } else { 0.0 };
         Self {
             forward_s,
-            backward_s,
+            backward_s: between(&totals.backward_s, cuts) / devices.speed,
             grad_reduce_s,
-            memory: cost::memory(model, totals, &settings.memory, cuts, devices.replicas, 1, recompute),
+            memory: cost::memory(model, totals, &settings.memory, cuts, devices.replicas, 1),
             capacity_bytes: devices.memory_bytes - settings.memory.reserved_bytes,
+            input_bytes: totals.boundary_bytes[cuts.0],
         }
+    }
+
+    /// Returns the cost with recomputed activations, from the cost with kept ones.
+    pub(crate) fn recomputing(self) -> Self {
+        // Recomputation repeats the forward of the whole stage before its backward.
+        let backward_s = self.backward_s + self.forward_s;
+        Self { backward_s, memory: self.memory.recomputing(self.input_bytes), ..self }
     }
 
     /// Returns the inputs of paths and simulator for this stage, with a range of numbers in flight and its transfer:

@@ -9,10 +9,11 @@
 //! smallest addition that gives a plan is the memory that the problem lacks.
 
 use crate::control::Control;
-use crate::cost::{self, Memory};
+use crate::cost::Memory;
 use crate::planner::effort::placement;
 use crate::planner::hybrid::{
     evaluate::candidate_plan::{CandidatePlan, StageCandidate},
+    settings::Recompute,
     subproblem::Subproblem,
 };
 
@@ -144,7 +145,7 @@ impl<'a> Packing<'a> {
         let task = self.task;
         let max_in_flight = task.settings.max_in_flights(from_end, task.micro_batches).0;
         let totals = &task.totals[totals_index as usize];
-        cost::memory(task.model, totals, &task.settings.memory, ends, replicas, max_in_flight, task.recompute)
+        task.memory(totals, ends, replicas).least(max_in_flight)
     }
 
     /// Returns plans with at most `max_stages` stages, each at most `limit_s` per micro-batch, on devices with
@@ -262,9 +263,12 @@ impl<'a> Packing<'a> {
             }
             footprint.sort_unstable();
             let max_in_flight = task.settings.max_in_flights(from_end as u32, task.micro_batches).0;
-            chosen.push(StageCandidate { begin: self.cuts[at], end: self.cuts[entry.next], footprint, max_in_flight });
+            let (begin, end) = (self.cuts[at], self.cuts[entry.next]);
+            // `PlanEvaluator::settle` lets stages that fit keep their activations.
+            let recompute = task.recompute != Recompute::Never;
+            chosen.push(StageCandidate { begin, end, footprint, max_in_flight, recompute });
             at = entry.next;
         }
-        CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages: chosen }
+        CandidatePlan { micro_batch: task.micro_batch, stages: chosen }
     }
 }

@@ -7,7 +7,7 @@
 
 use super::patterns::Patterns;
 use crate::cost::network::Rate;
-use crate::cost::{self, SyncTail, Totals};
+use crate::cost::{SyncTail, Totals};
 use crate::planner::effort::placement;
 use crate::planner::hybrid::{
     bounds::link_bounds::first,
@@ -126,7 +126,7 @@ impl Patterns<'_> {
                 let cut = self.line[begin] as usize;
                 let forward_s = (last_forward_s - totals.forward_s[cut]) / speed;
                 let work_s = forward_s + (last_backward_s - totals.backward_s[cut]) / speed;
-                micro * if task.recompute { work_s + forward_s } else { work_s }
+                micro * (work_s + (task.recompute.min_forwards() - 1.0) * forward_s)
             };
             let mut reached_s: &[f64] = &[];
             // All-reduce times have no closed form, so they are computed cut by cut and cached for all patterns with
@@ -159,12 +159,7 @@ impl Patterns<'_> {
                     return None;
                 }
                 let cut = self.line[begin] as usize;
-                let fits = || {
-                    let ends = (cut, last);
-                    cost::memory(self.model, totals, memory, ends, replicas, max_in_flight, task.recompute)
-                        .total_bytes()
-                        <= capacity_bytes
-                };
+                let fits = || task.memory(totals, (cut, last), replicas).least_bytes(max_in_flight) <= capacity_bytes;
                 if link_s(cut) < limit_s && fits() {
                     break;
                 }
@@ -182,6 +177,6 @@ impl Patterns<'_> {
 /// Returns the time of one micro-batch through all layers at speed 1.
 pub(super) fn whole_s(task: &Subproblem<'_>, totals: &Totals) -> f64 {
     let (forward_s, backward_s) = (totals.forward_s.last(), totals.backward_s.last());
-    let forwards = if task.recompute { 2.0 } else { 1.0 };
+    let forwards = task.recompute.min_forwards();
     forwards * forward_s.copied().unwrap_or(0.0) + backward_s.copied().unwrap_or(0.0)
 }

@@ -227,7 +227,8 @@ impl<'a> Search<'a> {
     /// Returns the plan with the largest and with the smallest numbers in flight, each with its longest path. Variants
     /// that do not fit are left out.
     pub(crate) fn with_max_in_flights(&mut self, plan: &CandidatePlan) -> Result<Vec<(f64, CandidatePlan)>> {
-        let stages = self.evaluator.stages(plan)?;
+        let mut plan = plan.clone();
+        let stages = self.evaluator.settled(&mut plan)?;
         let mut plans = Vec::new();
         for eager in [true, false] {
             let Some(max_in_flights) = self.evaluator.max_in_flights_of(&stages, plan.micro_batch, eager) else {
@@ -258,7 +259,8 @@ fn line_of(tasks: &[&Subproblem<'_>]) -> Option<Vec<u32>> {
 /// Converts a plan to an unscheduled plan of its micro-batch size. `None` if no size has it.
 fn as_unscheduled(tasks: &[&Subproblem<'_>], plan: &CandidatePlan) -> Option<UnscheduledPlan> {
     let is_of = |task: &&Subproblem<'_>| {
-        (task.micro_batch, task.recompute) == (plan.micro_batch, plan.recompute)
+        task.micro_batch == plan.micro_batch
+            && plan.allows_recompute(task.recompute)
             && plan.stages.iter().all(|stage| task.totals_index[stage.replicas() as usize].is_some())
     };
     let task = tasks.iter().position(is_of)?;

@@ -21,6 +21,8 @@ pub(crate) struct Label {
     pub min_in_flight: u32,
     /// Largest number of micro-batches in flight of the first stage. Between the two it is undecided.
     pub max_in_flight: u32,
+    /// Whether the first stage recomputes its activations.
+    pub recompute: bool,
     /// Index of the label that this one extends.
     pub parent: u32,
     /// Index of the placement move that added the first stage.

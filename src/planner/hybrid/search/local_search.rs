@@ -11,6 +11,7 @@ use crate::planner::hybrid::{
         plan_cost::PlanEvaluator,
         stage_cost::{StageCost, path_stage},
     },
+    settings::{Recompute, Settings, WarmUp},
 };
 
 /// A neighbor of a plan, and the numbers of micro-batches in flight that its stages should have if memory allows.
@@ -27,6 +28,7 @@ pub(crate) fn improve(
     climb(evaluator, start, effort, control, |evaluator, plan, ranges| {
         let mut plans = shifts(model, plan, ranges, &evaluator.alike(plan));
         plans.extend(warm_ups(plan, ranges));
+        plans.extend(recomputations(evaluator.settings, plan));
         plans
     })
 }
@@ -130,7 +132,7 @@ fn climb(
         let mut better: Option<(f64, CandidatePlan)> = None;
         let Ok(known) = evaluator.stages(&best.1) else { return best };
         let Some(ranges) = evaluator.ranges_of(&known, best.1.micro_batch) else { return best };
-        for (plan, wanted) in neighbours(evaluator, &best.1, &ranges) {
+        for (mut plan, wanted) in neighbours(evaluator, &best.1, &ranges) {
             let is_much = evaluator.simulated >= limit || evaluator.actions >= until || parts_left == 0;
             if is_much || control.should_stop() {
                 break;
@@ -138,6 +140,7 @@ fn climb(
             parts_left = parts_left.saturating_sub(plan.stages.iter().map(|stage| stage.footprint.len()).sum());
             // Only the changed stages are evaluated again. The others keep the costs of the current plan.
             let Ok(stage_costs) = evaluator.stages_but(&plan, (&best.1, &known)) else { continue };
+            let Ok(stage_costs) = evaluator.settle(&mut plan, stage_costs) else { continue };
             let ranges = evaluator.ranges_of(&stage_costs, plan.micro_batch);
             let Some(max_in_flights) = ranges.and_then(|ranges| nearest(&ranges, &wanted)) else { continue };
             // Differences below this come from the order of summation only, and accepting them could loop forever.
@@ -176,6 +179,22 @@ fn warm_ups(plan: &CandidatePlan, ranges: &Ranges) -> Vec<Neighbour> {
         }
     }
     plans
+}
+
+/// Returns neighbors that differ in whether one stage recomputes its activations. Where only one choice makes sense,
+/// [`PlanEvaluator::settle`] takes it back.
+fn recomputations(settings: &Settings, plan: &CandidatePlan) -> Vec<Neighbour> {
+    // With equal numbers in flight, memory alone decides.
+    if settings.warm_up != WarmUp::Eager || !settings.recompute.contains(&Recompute::ByStage) {
+        return Vec::new();
+    }
+    (0..plan.stages.len())
+        .map(|stage| {
+            let mut other = plan.clone();
+            other.stages[stage].recompute = !plan.stages[stage].recompute;
+            (other, vec![u32::MAX; plan.stages.len()])
+        })
+        .collect()
 }
 
 /// Returns neighbors that differ in one cut or in the stage of one device.

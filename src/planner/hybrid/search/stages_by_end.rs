@@ -4,12 +4,11 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::cost;
 use crate::planner::effort::work;
 use crate::planner::hybrid::{
     bounds::nested_stages::{Inner, Synced},
+    evaluate::stage_memory::Fitting,
     placement::placement_space::PlacementMove,
-    settings::max_fitting_in_flight,
     subproblem::Subproblem,
 };
 
@@ -19,6 +18,7 @@ pub(crate) struct Stage {
     /// Position of `begin` in [`crate::cost::LayerSums::begins`].
     pub index: usize,
     pub forward_s: f64,
+    /// Backward with a repeated forward if all stages recompute their activations. Without it if some may.
     pub backward_s: f64,
 }
 
@@ -28,8 +28,8 @@ struct StageClass<'t> {
     short: Rc<[Stage]>,
     /// All-reduce tails of the stages.
     sync: Synced<'t>,
-    /// Largest number of micro-batches in flight that fits for each stage, 0 if none does, `None` if not computed yet.
-    largest: Vec<Option<u32>>,
+    /// Largest numbers of micro-batches in flight that fit for each stage, `None` if not computed yet.
+    fitting: Vec<Option<Fitting>>,
 }
 
 /// All stages that end at one cut. Labels at this cut share their costs.
@@ -62,10 +62,8 @@ impl<'t> StagesByEnd<'t> {
             *work += work::MAKE_STAGE;
             let begin = begin as usize;
             let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / choice.speed;
-            let mut backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / choice.speed;
-            if task.recompute {
-                backward_s += forward_s;
-            }
+            let backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / choice.speed
+                + (task.recompute.min_forwards() - 1.0) * forward_s;
             // A stage that alone computes for longer than the threshold can't be in a plan below it.
             if f64::from(task.micro_batches) * (forward_s + backward_s) < threshold_s {
                 short.push(Stage { begin, index, forward_s, backward_s });
@@ -77,35 +75,32 @@ impl<'t> StagesByEnd<'t> {
         }
         let overlap = task.settings.overlap_sync;
         let stages = StageClass {
-            largest: vec![None; short.len()],
+            fitting: vec![None; short.len()],
             short: short.into(),
             sync: Synced::new(task.model, totals, choice.sync, choice.speed, overlap, end),
         };
         self.of_cost_class[at].insert(stages).short.clone()
     }
 
-    /// Returns the exposed all-reduce time of the stage at index `at` of [`StagesByEnd::short`], and its largest number
-    /// of micro-batches in flight that fits, 0 if none does.
-    pub(crate) fn sync_and_max_in_flight(&mut self, choice: &PlacementMove, at: usize, work: &mut u64) -> (f64, u32) {
+    /// Returns the exposed all-reduce time of the stage at index `at` of [`StagesByEnd::short`], and its largest numbers
+    /// of micro-batches in flight that fit.
+    pub(crate) fn sync_and_fitting(&mut self, choice: &PlacementMove, at: usize, work: &mut u64) -> (f64, Fitting) {
         let (task, end) = (self.task, self.end);
-        let Some(stages) = &mut self.of_cost_class[choice.cost_class as usize] else { return (0.0, 0) };
+        let Some(stages) = &mut self.of_cost_class[choice.cost_class as usize] else {
+            return (0.0, Fitting::default());
+        };
         if self.inner.is_none() {
             self.inner = task.sets.as_ref().map(|sets| sets.inner(end));
         }
         let Stage { begin, index, .. } = stages.short[at];
         // Memory is checked lazily, because stages that are dropped by their times never need it.
-        let largest = *stages.largest[at].get_or_insert_with(|| {
+        let fitting = *stages.fitting[at].get_or_insert_with(|| {
             *work += work::FIT_STAGE;
-            let memory = &task.settings.memory;
-            let Some(totals_index) = task.totals_index[choice.replicas as usize] else { return 0 };
+            let Some(totals_index) = task.totals_index[choice.replicas as usize] else { return Fitting::default() };
             let totals = &task.totals[totals_index as usize];
-            let held = cost::memory(task.model, totals, memory, (begin, end), choice.replicas, 1, task.recompute);
-            let capacity_bytes = choice.memory_bytes - memory.reserved_bytes;
-            max_fitting_in_flight(1, task.micro_batches, |max_in_flight| {
-                held.bytes_with(max_in_flight) <= capacity_bytes
-            })
-            .unwrap_or(0)
+            let capacity_bytes = choice.memory_bytes - task.settings.memory.reserved_bytes;
+            task.memory(totals, (begin, end), choice.replicas).fitting(task.micro_batches, capacity_bytes)
         });
-        (stages.sync.sum(index, self.inner.as_deref()), largest)
+        (stages.sync.sum(index, self.inner.as_deref()), fitting)
     }
 }

@@ -23,6 +23,7 @@ use crate::planner::hybrid::{
         labels::{Label, Labels},
         stages_by_end::{Stage, StagesByEnd},
     },
+    settings::Recompute,
     subproblem::Subproblem,
 };
 
@@ -156,6 +157,7 @@ impl<'a> SuffixSearch<'a> {
                 end: parent.cut as usize,
                 footprint: Vec::new(),
                 max_in_flight: label.max_in_flight,
+                recompute: label.recompute,
             });
             id = label.parent;
         }
@@ -170,7 +172,7 @@ impl<'a> SuffixSearch<'a> {
         for (stage, footprint) in stages.iter_mut().zip(self.space.devices(&moves)) {
             stage.footprint = footprint;
         }
-        CandidatePlan { micro_batch: self.task.micro_batch, recompute: self.task.recompute, stages }
+        CandidatePlan { micro_batch: self.task.micro_batch, stages }
     }
 }
 
@@ -230,6 +232,7 @@ impl<S: Placements> Pass<'_, '_, S> {
                 stages: 0,
                 min_in_flight: 1,
                 max_in_flight: 1,
+                recompute: false,
                 parent: ROOT,
                 move_index: 0,
             });
@@ -285,6 +288,7 @@ impl<S: Placements> Pass<'_, '_, S> {
         // Numbers in flight never grow along the stages, so a stage in front has at least the number of the one behind.
         let min = min.max(label.min_in_flight);
         let micro = f64::from(self.task.micro_batches);
+        let is_by_stage = self.task.recompute == Recompute::ByStage;
         // On many devices, rounding makes labels equal that differ slightly. The bound stays valid, since paths only
         // get shorter.
         let grid_s = if self.task.cluster.devices() > passes::EXACT_DEVICES { prefixes.min_s() / grid } else { 0.0 };
@@ -321,14 +325,14 @@ impl<S: Placements> Pass<'_, '_, S> {
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
                 }
-                let (grad_reduce_s, largest) = ending.sync_and_max_in_flight(choice, at, &mut work);
-                if largest < min {
-                    continue;
-                }
+                let (grad_reduce_s, fitting) = ending.sync_and_fitting(choice, at, &mut work);
                 // The schedule may allow fewer in flight than a stage behind already has. Then only that number is
                 // possible.
-                let largest = largest.min(max.max(min));
-                for (min_in_flight, max_in_flight) in max_in_flights_to_try(min, largest, max_values) {
+                let ranges = fitting.choices(min, max.max(min)).flat_map(|(recompute, (min, largest))| {
+                    max_in_flights_to_try(min, largest, max_values).map(move |range| (recompute, range))
+                });
+                for (recompute, (min_in_flight, max_in_flight)) in ranges {
+                    let backward_s = if recompute && is_by_stage { backward_s + forward_s } else { backward_s };
                     work += work::EXTEND_PATHS;
                     let stage = PathStage {
                         forward_s,
@@ -358,6 +362,7 @@ impl<S: Placements> Pass<'_, '_, S> {
                             stages,
                             min_in_flight,
                             max_in_flight,
+                            recompute,
                             parent: id,
                             move_index,
                         });

@@ -17,7 +17,7 @@ use crate::planner::hybrid::{
         pipeline_simulator::PipelineSimulator,
         stage_cost::{BaseCost, StageDevices},
     },
-    settings::max_fitting_in_flight,
+    settings::{Recompute, max_fitting_in_flight},
     subproblem::Subproblem,
 };
 
@@ -34,7 +34,7 @@ pub(crate) struct UnscheduledPlan {
     pub free: Vec<u32>,
     /// Cached devices of each stage.
     stage_devices: Vec<Option<StageDevices>>,
-    /// Cached cost of each stage.
+    /// Cached cost of each stage. If each stage may recompute its activations, with kept ones.
     costs: Vec<Option<BaseCost>>,
     /// Cached rate of the transfer from each stage to the next.
     rates: Vec<Option<Rate>>,
@@ -118,9 +118,10 @@ impl UnscheduledPlan {
                 end: self.cuts[stage + 1] as usize,
                 footprint: (0..).zip(self.row(stage)).filter(|(_, count)| **count > 0).map(|(m, c)| (m, *c)).collect(),
                 max_in_flight: 1,
+                recompute: task.recompute == Recompute::Always,
             })
             .collect();
-        CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages }
+        CandidatePlan { micro_batch: task.micro_batch, stages }
     }
 
     /// Copies `other`, reusing the allocated memory.
@@ -302,10 +303,11 @@ impl<'a> PlanScorer<'a> {
         }
         for (from_end, stage) in (known as u32 + 1..).zip((0..stages - known).rev()) {
             let Some(cost) = unscheduled.costs[stage] else { return PlanScore::IMPOSSIBLE };
-            let bytes = |max_in_flight| cost.memory.bytes_with(max_in_flight);
             let (min, max) = task.settings.max_in_flights(from_end, task.micro_batches);
             // Numbers in flight never grow along the stages.
             let min = min.max(suffix.max_in_flight);
+            let cost = task.settled(cost, min);
+            let bytes = |max_in_flight| cost.memory.bytes_with(max_in_flight);
             let fits = |max_in_flight| bytes(max_in_flight) <= cost.capacity_bytes;
             let max = if is_eager { max.max(min) } else { min };
             let max_in_flight = max_fitting_in_flight(min, max, fits).unwrap_or_else(|| {
@@ -335,7 +337,11 @@ impl<'a> PlanScorer<'a> {
     /// For a model without tied weights it equals the step that [`crate::planner::hybrid::PlanEvaluator`] computes.
     pub(crate) fn step_s(&mut self, unscheduled: &UnscheduledPlan) -> Option<f64> {
         let task = self.tasks[unscheduled.task];
-        let costs: Vec<&BaseCost> = unscheduled.costs.iter().flatten().collect();
+        let from_end = (1..=unscheduled.stages() as u32).rev();
+        let min_in_flight = |from_end| task.settings.max_in_flights(from_end, task.micro_batches).0;
+        let costs: Vec<BaseCost> = (unscheduled.costs.iter().flatten().zip(from_end))
+            .map(|(cost, from_end)| task.settled(*cost, min_in_flight(from_end)))
+            .collect();
         let held = costs.iter().map(|cost| (&cost.memory, cost.capacity_bytes));
         let ranges = ranges(task.settings, task.micro_batches, held)?;
         let max_in_flights =
@@ -368,7 +374,8 @@ impl<'a> PlanScorer<'a> {
         let cuts = (unscheduled.cuts[stage] as usize, unscheduled.cuts[stage + 1] as usize);
         let grad_reduce_s = self.grad_reduce_s(task, cuts, totals_index, devices.sync, devices.speed);
         let totals = &task.totals[totals_index as usize];
-        Some(BaseCost::new(task.model, totals, task.settings, &devices, cuts, task.recompute, grad_reduce_s))
+        let kept = BaseCost::new(task.model, totals, task.settings, &devices, cuts, grad_reduce_s);
+        Some(if task.recompute == Recompute::Always { kept.recomputing() } else { kept })
     }
 
     /// Returns the exposed all-reduce time of a stage, from the cache if possible.

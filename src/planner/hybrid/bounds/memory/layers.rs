@@ -3,7 +3,7 @@
 
 use super::{Conditions, ROUNDING};
 use crate::planner::effort::bounds;
-use crate::planner::hybrid::subproblem::Subproblem;
+use crate::planner::hybrid::{settings::Recompute, subproblem::Subproblem};
 
 /// Returns f(x) of docs/proofs.md, *Memory*, where x is the share of the largest device that `bytes` take. With ε =
 /// `epsilon`, f(x) is 0 below ε, 1 above 1 − ε, and x between.
@@ -25,10 +25,10 @@ impl Conditions<'_> {
     /// Returns whether each layer fits some devices, and all layers together fit all devices.
     pub(super) fn fit_layers(&self) -> bool {
         let Subproblem { model, recompute, .. } = *self.task;
-        let in_flight = if recompute { 1.0 } else { f64::from(self.in_flight(1)) };
+        let in_flight = if recompute == Recompute::Never { f64::from(self.in_flight(1)) } else { 1.0 };
         // When the last forward of micro-batch 0 ends, several stages on one device all hold what they save of it. But
         // if they recompute, they need not do so at the same moment, so only weights are summed.
-        let are_all_saved = self.schedules.one_stage_a_device || !recompute;
+        let are_all_saved = self.schedules.one_stage_a_device || recompute == Recompute::Never;
         let largest_bytes = self.capacities.last().map_or(0.0, |&(capacity_bytes, _)| capacity_bytes.max(0.0));
         // The condition also holds for large devices alone. Then sizes that fit a smaller device count 0, and so do the
         // smaller devices.

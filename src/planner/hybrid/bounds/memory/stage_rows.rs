@@ -6,9 +6,9 @@ use super::slices::Slices;
 use super::{Conditions, ROUNDING, Row};
 use crate::control::Control;
 use crate::cost::nesting::Descending;
-use crate::cost::{self, LayerSums, Totals};
+use crate::cost::{LayerSums, Totals};
 use crate::planner::effort::bounds;
-use crate::planner::hybrid::subproblem::Subproblem;
+use crate::planner::hybrid::settings::Recompute;
 
 /// Places at which stages of a row may end.
 pub(super) enum Ends<'a> {
@@ -208,7 +208,8 @@ impl Conditions<'_> {
     /// `of_first` are the bounds of [`Self::min_bytes_of_all_devices`].
     fn level<'e>(&self, ends: &'e Ends<'e>, from_end: u32, (of_weight, of_first): (f64, f64)) -> Level<'e> {
         let in_flight = self.in_flight(from_end);
-        let of_saved = if self.task.recompute { 1.0 } else { f64::from(in_flight) };
+        // With recomputation, a stage holds the activations of one micro-batch at least.
+        let of_saved = if self.task.recompute == Recompute::Never { f64::from(in_flight) } else { 1.0 };
         let held_bytes = (self.replica_ranges.iter())
             .map(|&(_, max_replicas, totals_index)| {
                 ends.held_bytes(self.bytes_per_weight_byte(max_replicas), of_saved, &self.task.totals[totals_index])
@@ -229,7 +230,6 @@ impl Conditions<'_> {
         rest: &[f64],
         taken: &mut [f64],
     ) -> usize {
-        let Subproblem { model, settings, recompute, .. } = *self.task;
         let last = level.ends.count() - 1;
         // Without receive and send buffers, which may shrink as a stage grows.
         let growing_bytes = |begin: usize, range: usize| {
@@ -241,10 +241,7 @@ impl Conditions<'_> {
             Ends::Cuts(_) => {
                 let (_, max_replicas, totals_index) = self.replica_ranges[range];
                 let totals = &self.task.totals[totals_index];
-                let stage = (begin, end);
-                cost::memory(model, totals, &settings.memory, stage, max_replicas, level.in_flight, recompute)
-                    .total_bytes()
-                    <= capacity_bytes
+                self.task.memory(totals, (begin, end), max_replicas).least_bytes(level.in_flight) <= capacity_bytes
             }
         };
         let mut checked = 0;

@@ -7,11 +7,7 @@
 
 use super::builder::TableBuilder;
 use super::replica_buckets::{BucketUsage, ReplicaBucket};
-use crate::cost;
-use crate::planner::hybrid::{
-    bounds::nested_stages::{Inner, Synced},
-    settings::max_fitting_in_flight,
-};
+use crate::planner::hybrid::bounds::nested_stages::{Inner, Synced};
 use std::sync::Arc;
 
 /// Minima over the stages of one replica bucket that end in a fixed group, for each group in which they begin.
@@ -107,12 +103,7 @@ impl TableBuilder<'_> {
     pub(super) fn fitting_in_flight(&self, bucket: &ReplicaBucket, usage: &BucketUsage, stage: (usize, usize)) -> u32 {
         let task = self.task;
         let totals = &task.totals[bucket.totals_index as usize];
-        let held =
-            cost::memory(task.model, totals, &task.settings.memory, stage, bucket.max_replicas, 1, task.recompute);
-        max_fitting_in_flight(1, task.micro_batches, |max_in_flight| {
-            held.bytes_with(max_in_flight) <= usage.memory_bytes
-        })
-        .unwrap_or(0)
+        task.memory(totals, stage, bucket.max_replicas).fitting(task.micro_batches, usage.memory_bytes).max()
     }
 
     /// Returns the stages that end at a cut and may work for less than the threshold with some number of replicas,
@@ -162,7 +153,7 @@ impl TableBuilder<'_> {
                 let &CutPair { begin, index, .. } = pair;
                 let forward_s = totals.forward_s[end] - totals.forward_s[begin];
                 let backward_s = totals.backward_s[end] - totals.backward_s[begin];
-                let backward_s = if task.recompute { backward_s + forward_s } else { backward_s };
+                let backward_s = backward_s + (task.recompute.min_forwards() - 1.0) * forward_s;
                 let is_long = |speed: f64| micro_batches * (forward_s / speed + backward_s / speed) >= self.threshold_s;
                 if is_long(fastest) {
                     continue;

@@ -139,7 +139,7 @@ impl PrefixBounds {
 
 /// Returns the time of each layer for one micro-batch at speed 1. `totals` has the sums for a replica.
 fn layers_s(task: &Subproblem<'_>, totals: &Totals) -> Vec<f64> {
-    let forwards = if task.recompute { 2.0 } else { 1.0 };
+    let forwards = task.recompute.min_forwards();
     let both = totals.layer_forward_s.iter().zip(&totals.layer_backward_s);
     both.map(|(forward_s, backward_s)| forwards * forward_s + backward_s).collect()
 }

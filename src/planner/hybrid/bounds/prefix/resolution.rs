@@ -7,8 +7,8 @@ use super::builder::TableBuilder;
 use super::device_levels::DeviceLevels;
 use super::layers_s;
 use super::replica_buckets::{BucketUsage, ReplicaBucket};
+use crate::cost::Totals;
 use crate::cost::network::Rate;
-use crate::cost::{self, Totals};
 use crate::planner::effort::tables::{self, Resolution};
 use crate::planner::hybrid::bounds::{cut_groups::CutGroups, link_bounds::Links};
 use std::sync::Arc;
@@ -153,7 +153,7 @@ impl TableBuilder<'_> {
 
     /// Returns whether a stage works for less than the threshold by itself. `totals` has the sums for its samples.
     pub(super) fn is_short(&self, totals: &Totals, speed: f64, begin: usize, end: usize) -> bool {
-        let forwards = if self.task.recompute { 2.0 } else { 1.0 };
+        let forwards = self.task.recompute.min_forwards();
         let work_s = forwards * (totals.forward_s[end] - totals.forward_s[begin])
             + (totals.backward_s[end] - totals.backward_s[begin]);
         f64::from(self.task.micro_batches) * work_s < self.threshold_s * speed
@@ -206,19 +206,8 @@ impl TableBuilder<'_> {
                     let begin = begin as usize;
                     let work_s = totals.forward_s[end] - totals.forward_s[begin] + totals.backward_s[end]
                         - totals.backward_s[begin];
-                    let bytes = |max_in_flight| {
-                        let memory = &task.settings.memory;
-                        cost::memory(
-                            task.model,
-                            totals,
-                            memory,
-                            (begin, end),
-                            bucket.max_replicas,
-                            max_in_flight,
-                            task.recompute,
-                        )
-                        .total_bytes()
-                    };
+                    let memory = task.memory(totals, (begin, end), bucket.max_replicas);
+                    let bytes = |max_in_flight| memory.least_bytes(max_in_flight);
                     bucket.usages.iter().any(|usage| {
                         micro_batches * work_s < self.threshold_s * usage.speed
                             && bytes(max_in_flight(1)) <= usage.memory_bytes
