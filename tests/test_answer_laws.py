@@ -106,7 +106,7 @@ def lawful(profile: hpgo.Profile, cluster: hpgo.Cluster, plan: hpgo.Plan) -> Non
         assert stage.samples_per_replica == share
         forward_s, backward_s = seconds(profile, stage.layers, share)
         slowest = min(speeds[device] for device in stage.devices)
-        again_s = forward_s if plan.recompute else 0.0
+        again_s = forward_s if stage.recompute else 0.0
         near = {"rel": 1e-9, "abs": 1e-9 * whole_s / min(speeds)}
         assert stage.forward_s == pytest.approx(forward_s / slowest, **near), number
         assert stage.backward_s == pytest.approx((backward_s + again_s) / slowest, **near), number

@@ -89,7 +89,7 @@ def test_every_record_has_the_fields_that_the_stub_says(monkeypatch: pytest.Monk
         "exhaustive": session.exhaustive(QUESTION),
         "min_memory": session.min_memory(QUESTION, 1e9, 1e15, None),
         "evaluate": session.evaluate(QUESTION, [([0], [0]), ([1], [1])], None, ORDERS),
-        "evaluate_each": session.evaluate_each(QUESTION, [([0, 1], [0, 1])], [(2, False, None)]),
+        "evaluate_each": session.evaluate_each(QUESTION, [([0, 1], [0, 1])], [(2, [False], None)]),
     }
     for method, value in answers.items():
         check(returns(method, "Session"), value, met)

@@ -88,17 +88,21 @@ def best_step_s(question: chance.Question) -> float:
     best = math.inf
     for depth in range(1, min(len(model.layers), sum(counts)) + 1):
         plans = list(product((cut for cut in cuts if len(cut) == depth), ways_to_place(alike, counts, depth)))
-        for assumed, (cut, placed) in product((a for size in sizes for a in question.assumed(size)), plans):
-            shares = [divmod(assumed.micro_batch, len(devices)) for devices in placed]
+        for choices, (cut, placed) in product(map(question.assumed, sizes), plans):
+            shares = [divmod(choices[0].micro_batch, len(devices)) for devices in placed]
             if min(shares)[0] < smallest or (question.even_split and any(more for _, more in shares)):
                 continue
-            rows = zip(cut, placed, [*placed[1:], ()], strict=True)
-            stages = [priced(assumed, front, ids, *devices) for (front, ids), *devices in rows]
-            if max(assumed.micro_batches * (stage.forward_s + stage.backward_s) for stage in stages) < best:
-                steps = (
-                    twin_steps.step_s(assumed.micro_batches, stages, row) for row in twin_steps.windows(assumed, stages)
-                )
-                best = min(best, *steps, math.inf)
+            count = choices[0].micro_batches
+            rows = list(zip(cut, placed, [*placed[1:], ()], strict=True))
+            # Each stage may recompute its activations or keep them, if the question allows both.
+            for every in product(choices, repeat=depth):
+                stages = [
+                    priced(assumed, front, ids, *devices)
+                    for assumed, ((front, ids), *devices) in zip(every, rows, strict=True)
+                ]
+                if max(count * (stage.forward_s + stage.backward_s) for stage in stages) < best:
+                    windows = twin_steps.windows(choices[0], stages)
+                    best = min(best, *(twin_steps.step_s(count, stages, row) for row in windows), math.inf)
     return best
 
 

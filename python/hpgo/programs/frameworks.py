@@ -357,9 +357,9 @@ def check(
 ) -> None:
     """Raise ArgumentError for a training plan that `framework` does not run. The hint states what to change.
 
-    `replicas` and `recompute` have one entry for each stage. `Blocks.counts` checks where stages end. Two differences are accepted: a
-    framework may reduce gradients later than the plan assumes, and may shard an optimizer state that the plan does not
-    shard. Such a plan runs, but its step time and memory differ from the plan's numbers.
+    `replicas` and `recompute` have one entry for each stage. `Blocks.counts` checks where stages end. Two differences
+    are accepted: a framework may reduce gradients later than the plan assumes, and may shard an optimizer state that
+    the plan does not shard. Such a plan runs, but its step time and memory differ from the plan's numbers.
     """
     title, again = framework.title, f"plan for it, with `--framework {framework.name}`"
     runs_as(framework, schedule)

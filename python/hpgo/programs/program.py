@@ -316,12 +316,13 @@ def program(
         ]
         # Callers list the boundaries between stages, of which there is one less than stages.
         given += [()] * (len(parts) - len(given))  # a chain's last stage may be left out
+    recomputing = _each("recompute", recompute, len(parts))
     used = 1 + max((device for _, devices in parts for device in devices), default=-1)
     return Program(
         schedule=schedule,
         stages=tuple(
             ProgramStage(layers, devices, even_rows(pipeline_micro_batch_size, len(devices)), crossing, again)
-            for (layers, devices), crossing, again in zip(parts, given, _each("recompute", recompute, len(parts)), strict=False)
+            for (layers, devices), crossing, again in zip(parts, given, recomputing, strict=False)
         ),
         pipeline_micro_batch_size=pipeline_micro_batch_size,
         global_batch_size=check_int("global_batch_size", global_batch_size),

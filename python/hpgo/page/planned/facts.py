@@ -13,7 +13,7 @@ from hpgo.base.messages import above, percent, pluralize, printable
 from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
 from hpgo.errors import ArgumentError
 from hpgo.model.profile import Profile
-from hpgo.page.planned.address import changes_of, stages_text
+from hpgo.page.planned.address import RECOMPUTE_NAMES, changes_of, stages_text
 from hpgo.planning import bottleneck
 from hpgo.programs.names import PlannedSchedule
 from hpgo.show import report
