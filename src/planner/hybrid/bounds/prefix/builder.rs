@@ -27,6 +27,7 @@ use crate::planner::hybrid::{
         devices_at_work::min_work_s,
         link_bounds::Links,
     },
+    settings::Recompute,
     subproblem::Subproblem,
 };
 use rayon::prelude::*;
@@ -230,10 +231,15 @@ impl TableBuilder<'_> {
             for &from in pair.begin_groups.iter().filter(|&&from| from != to && !farther.increments[from].is_empty()) {
                 let (lowest_front, highest_front) = device_levels.of_group[from];
                 for (usage_index, usage) in bucket.usages.iter().enumerate() {
+                    let fitting = pair.fitting(from, usage_index);
                     let forward_s = pair.forward_s[from] / usage.speed;
-                    let backward_s = pair.backward_s[from] / usage.speed;
+                    let mut backward_s = pair.backward_s[from] / usage.speed;
+                    // Where no stage fits with kept activations, each one recomputes them.
+                    if task.recompute == Recompute::ByStage && fitting.kept < max_in_flight.0 {
+                        backward_s += forward_s;
+                    }
                     let all_s = micro_batches * (forward_s + backward_s);
-                    let largest = max_in_flight.1.min(pair.max_in_flight(from, usage_index));
+                    let largest = max_in_flight.1.min(fitting.max());
                     if all_s >= threshold_s || largest < max_in_flight.0 {
                         continue;
                     }

@@ -7,7 +7,11 @@
 
 use super::builder::TableBuilder;
 use super::replica_buckets::{BucketUsage, ReplicaBucket};
-use crate::planner::hybrid::bounds::nested_stages::{Inner, Synced};
+use crate::planner::hybrid::{
+    bounds::nested_stages::{Inner, Synced},
+    evaluate::stage_memory::Fitting,
+    settings::Recompute,
+};
 use std::sync::Arc;
 
 /// Minima over the stages of one replica bucket that end in a fixed group, for each group in which they begin.
@@ -16,7 +20,8 @@ pub(super) struct GroupPair {
     pub(super) begin_groups: Vec<usize>,
     /// Shortest forward of each group, at speed 1.
     pub(super) forward_s: Vec<f64>,
-    /// Shortest backward of each group, at speed 1. It contains the repeated forward if activations are recomputed.
+    /// Shortest backward of each group, at speed 1. It contains the repeated forward if all stages recompute
+    /// their activations.
     pub(super) backward_s: Vec<f64>,
     /// Number of all-reduce rates of the bucket.
     pub(super) num_rates: usize,
@@ -24,8 +29,8 @@ pub(super) struct GroupPair {
     pub(super) syncs_s: Vec<f64>,
     /// Number of device classes of the bucket.
     pub(super) num_usages: usize,
-    /// Largest number of micro-batches in flight for each group and class.
-    pub(super) max_in_flight: Vec<u32>,
+    /// Largest numbers of micro-batches in flight for each group and class.
+    fitting: Vec<Fitting>,
     /// Number of stages that were evaluated, for the count of work.
     pub(super) num_evaluated: u64,
 }
@@ -41,7 +46,7 @@ impl GroupPair {
             syncs_s: vec![f64::INFINITY; groups * num_rates],
             num_rates,
             num_usages,
-            max_in_flight: vec![0; groups * num_usages],
+            fitting: vec![Fitting::default(); groups * num_usages],
             num_evaluated: 0,
         }
     }
@@ -66,15 +71,15 @@ impl GroupPair {
         self.syncs_s[from * self.num_rates + rate]
     }
 
-    /// Returns the largest number in flight on the device class with index `usage`. It is 0 if no stage fits.
-    pub(super) fn max_in_flight(&self, from: usize, usage: usize) -> u32 {
-        self.max_in_flight[from * self.num_usages + usage]
+    /// Returns the largest numbers in flight on the device class with index `usage`. They are 0 if no stage fits.
+    pub(super) fn fitting(&self, from: usize, usage: usize) -> Fitting {
+        self.fitting[from * self.num_usages + usage]
     }
 
-    /// Takes one more stage's number in flight into the maximum.
-    pub(super) fn add_max_in_flight(&mut self, from: usize, usage: usize, max_in_flight: u32) {
-        let max = &mut self.max_in_flight[from * self.num_usages + usage];
-        *max = max_in_flight.max(*max);
+    /// Takes one more stage's numbers in flight into the maxima.
+    fn add_fitting(&mut self, from: usize, usage: usize, stage: Fitting) {
+        let Fitting { kept, recomputed } = &mut self.fitting[from * self.num_usages + usage];
+        (*kept, *recomputed) = (stage.kept.max(*kept), stage.recomputed.max(*recomputed));
     }
 }
 
@@ -98,12 +103,11 @@ pub(super) struct StagesEndingAt {
 }
 
 impl TableBuilder<'_> {
-    /// Returns the largest number of micro-batches in flight of a stage that fits devices of a class. Returns 0 if even
-    /// one does not fit.
-    pub(super) fn fitting_in_flight(&self, bucket: &ReplicaBucket, usage: &BucketUsage, stage: (usize, usize)) -> u32 {
+    /// Returns the largest numbers of micro-batches in flight of a stage that fit devices of a class.
+    fn fitting(&self, bucket: &ReplicaBucket, usage: &BucketUsage, stage: (usize, usize)) -> Fitting {
         let task = self.task;
         let totals = &task.totals[bucket.totals_index as usize];
-        task.memory(totals, stage, bucket.max_replicas).fitting(task.micro_batches, usage.memory_bytes).max()
+        task.memory(totals, stage, bucket.max_replicas).fitting(task.micro_batches, usage.memory_bytes)
     }
 
     /// Returns the stages that end at a cut and may work for less than the threshold with some number of replicas,
@@ -165,9 +169,12 @@ impl TableBuilder<'_> {
                     minima.add_sync(from, rate, sync.sum(index, inner));
                 }
                 for (at, usage) in bucket.usages.iter().enumerate() {
-                    // No stage holds more than all micro-batches, so once one does, the maximum is known.
-                    if !is_long(usage.speed) && minima.max_in_flight(from, at) < task.micro_batches {
-                        minima.add_max_in_flight(from, at, self.fitting_in_flight(bucket, usage, (begin, end)));
+                    // No stage holds more than all micro-batches, so once one does, the maxima are known: kept
+                    // activations make the shorter stage.
+                    let Fitting { kept, recomputed } = minima.fitting(from, at);
+                    let known = if task.recompute == Recompute::Always { recomputed } else { kept };
+                    if !is_long(usage.speed) && known < task.micro_batches {
+                        minima.add_fitting(from, at, self.fitting(bucket, usage, (begin, end)));
                     }
                 }
             }

@@ -207,11 +207,12 @@ impl TableBuilder<'_> {
                     let work_s = totals.forward_s[end] - totals.forward_s[begin] + totals.backward_s[end]
                         - totals.backward_s[begin];
                     let memory = task.memory(totals, (begin, end), bucket.max_replicas);
-                    let bytes = |max_in_flight| memory.least_bytes(max_in_flight);
+                    let is_between = |number| (max_in_flight(1)..max_in_flight(behind)).contains(&number);
                     bucket.usages.iter().any(|usage| {
-                        micro_batches * work_s < self.threshold_s * usage.speed
-                            && bytes(max_in_flight(1)) <= usage.memory_bytes
-                            && bytes(max_in_flight(behind)) > usage.memory_bytes
+                        micro_batches * work_s < self.threshold_s * usage.speed && {
+                            let fitting = memory.fitting(max_in_flight(behind), usage.memory_bytes);
+                            is_between(fitting.kept) || is_between(fitting.recomputed)
+                        }
                     })
                 })
             })
