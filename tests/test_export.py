@@ -213,7 +213,7 @@ def test_every_launcher_gets_the_blocks_the_batch_and_the_grid_of_the_plan(
     values = assigned(written["planned.py"])
     assert values["LAYERS"] == [list(stage.layers) for stage in plan.stages]
     assert (values["REPLICAS"], values["SAMPLES_PER_REPLICA"], values["MICRO_BATCHES"]) == (replicas, share, 2)
-    assert (values["GLOBAL_BATCH_SIZE"], values["RECOMPUTE"]) == (batch, recompute)
+    assert (values["GLOBAL_BATCH_SIZE"], values["RECOMPUTE"]) == (batch, [recompute] * stages)
     assert values["SHARD_OPTIMIZER"] == (shard and replicas > 1)
     assert hpgo.Schedule.from_text(written["order.csv"]) == plan.program().schedule
 

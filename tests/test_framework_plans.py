@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from refusals import refused
-from test_export import blocks, model
+from test_export import assigned, blocks, model
 
 import hpgo
 from hpgo import export
@@ -152,3 +152,23 @@ def test_virtual_stages_have_room_for_what_a_framework_keeps_where_it_recomputes
         assert export.files(plan, "torchtitan")
         written += 1
     assert written > 5
+
+
+def test_only_frameworks_that_recompute_by_stage_get_stages_that_differ() -> None:
+    # The last layers save most, so with little memory only some stages recompute their activations.
+    layers = tuple(
+        replace(one, parameter_bytes=0.0, activation_bytes=(1e6,), saved_bytes=(saved,))
+        for one, saved in zip(model(blocks(8)).layers, [1e6] * 6 + [6e8] * 4, strict=True)
+    )
+    profile, asked = replace(model(blocks(8)), layers=layers), {"global_batch_size": 8, "recompute": "auto"}
+    cluster = cluster_of(2, "1300 MB")
+    free = hpgo.plan(profile, cluster, pipeline_micro_batch_size=1, **asked)
+    assert free.recompute == "auto"
+    for framework in ("torch", "deepspeed", "megatron", "torchtitan"):
+        plan = hpgo.plan(profile, cluster, pipeline_micro_batch_size=1, framework=framework, **asked)
+        assert (plan.recompute == "auto") == (framework == "torch")
+        assert export.files(plan, framework)
+    flags = [stage.recompute for stage in free.stages]
+    assert assigned(export.files(free, "torch")["planned.py"])["RECOMPUTE"] == flags
+    with refused(hpgo.errors.ArgumentError, "unsupported", "DeepSpeed", f"{sum(flags)} stage"):
+        export.files(free, "deepspeed")

@@ -996,3 +996,42 @@ def test_windows_between_the_least_and_the_largest_are_found_where_they_are_best
     assert [stage.max_in_flight for stage in given.stages] == [5, 4, 3, 1]
     assert given.step_s == pytest.approx(15.8856, rel=1e-5)
     assert plan.lower_bound_s <= plan.step_s <= given.step_s
+
+
+def test_a_plan_recomputes_only_in_the_stages_that_need_it() -> None:
+    small = replace(hpgo.Cluster.preset("dapple-b"), nodes=tuple(
+        replace(node, device=replace(node.device, memory_bytes=2e9)) for node in hpgo.Cluster.preset("dapple-b").nodes
+    ))  # fmt: skip
+    asked: dict[str, Any] = {"global_batch_size": 1024, "schedule": "1f1b"}
+    plan = hpgo.plan("vgg-19", small, recompute="auto", **asked)
+    assert plan.recompute == "auto"
+    assert plan.step_s < 0.9 * hpgo.plan("vgg-19", small, recompute=True, **asked).step_s
+    with pytest.raises(hpgo.errors.InfeasibleError):
+        hpgo.plan("vgg-19", small, **asked)
+    for stage in plan.stages:
+        kept_bytes = stage.memory.recomputed_bytes if stage.recompute else stage.saved_activation_bytes
+        rest_bytes = stage.memory.total_bytes - stage.memory.activations_bytes
+        assert (rest_bytes + stage.max_in_flight * kept_bytes > stage.capacity_bytes) == stage.recompute
+    assert "activations recomputed in stage" in str(plan)
+    assert hpgo.Plan.from_json(plan.to_json()).reevaluate().step_s == plan.step_s
+    flags = [stage.recompute for stage in plan.stages]
+    assert [stage.recompute for stage in plan.program().stages] == flags
+    held = hpgo.simulate(plan.program()).measures
+    assert held.makespan_s == pytest.approx(plan.step_s)
+    rows = [(stage.layers, stage.devices) for stage in plan.stages]
+    again = hpgo.evaluate("vgg-19", small, rows, recompute="auto", **asked)
+    assert ([stage.recompute for stage in again.stages], again.step_s) == (flags, plan.step_s)
+
+
+def test_a_file_with_one_value_of_recomputation_is_read_for_all_stages() -> None:
+    plan = hpgo.plan("vgg-19", "dapple-b", global_batch_size=1024, recompute=True)
+    document = json.loads(plan.to_json())
+    for stage in document["stages"]:
+        del stage["recompute"]
+    document["recompute"] = True
+    assert hpgo.Plan.from_json(json.dumps(document)).stages == plan.stages
+    program = json.loads(plan.program().to_json())
+    for stage in program["stages"]:
+        del stage["recompute"]
+    program["recompute"] = True
+    assert hpgo.Program.from_json(json.dumps(program)) == plan.program()

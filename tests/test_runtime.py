@@ -148,6 +148,8 @@ def test_any_replicas_and_uneven_rows_give_one_processs_gradients(tmp_path: Path
         put("1f1b", [[0], [1, 2], [3]], share=4),
         put("1f1b", [[2, 0, 1, 3]], micro_batches=3),  # data parallelism
         put("1f1b", [[0, 1], [2, 3]], share=5, recompute=True),
+        put("1f1b", [[0, 1], [2], [3]], share=4, recompute=[True, False, True]),
+        put("zb_h1", [[0], [1], [2]], steps=2, adamw=True, workload="dropping", recompute=[False, True, False]),
         put("1f1b", [[0, 1, 2], [3]], share=4, steps=5, adamw=True),
         put("1f1b", [[0, 1, 2], [3]], share=4, steps=5, adamw=True, shard_optimizer=True),
         put("1f1b", [[0, 1], [2, 3]], steps=5, adamw=True, clip_norm=0.1),

@@ -140,7 +140,8 @@ def the_same(case: Case) -> bool:
             module.SAMPLES_PER_REPLICA,
             module.MICRO_BATCHES,
         )
-        assert (case.global_batch_size, case.recompute) == (module.GLOBAL_BATCH_SIZE, module.RECOMPUTE)
+        assert case.global_batch_size == module.GLOBAL_BATCH_SIZE
+        assert [case.recompute] * len(module.LAYERS) == module.RECOMPUTE
         assert bool(case.zero_stage) == module.SHARD_OPTIMIZER
         kept = None if case.bits is None else tuple({16: "bfloat16", 32: "float32"}[each] for each in case.bits)
         assert ((module.WEIGHTS, module.GRADIENTS) if module.WEIGHTS else None) == kept

@@ -190,7 +190,7 @@ class ProblemOptions(ProfileFileOptions):
         type=click.Choice(tuple(_RECOMPUTE)),
         default="no",
         show_default=True,
-        help="Recompute activations in the backward pass to save memory.",
+        help="Recompute activations in the backward pass to save memory: in no stage, in all, or where it is better.",
     )
     optimizer: OptimizerName = option(
         "--optimizer",

@@ -68,7 +68,7 @@ def plan(
         min_samples_per_replica=None: minimum samples of a replica per micro-batch; None is the smallest batch size of
             the profile, because times below it are not reliable.
         recompute=False: keep activations (False), recompute them in the backward pass (True), or take the better of
-            both ("auto").
+            both for each stage ("auto").
         even_split=False: give all replicas of a stage the same number of samples (True), or allow a difference of
             one sample (False). The largest number sets the time.
         overlap=True: reduce gradients layer by layer during the backward pass.
