@@ -2,7 +2,7 @@
 //!
 //! This module does not depend on Python: both the Python bindings and pure Rust code use it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,8 @@ pub enum Reports {
 pub struct Control {
     cancelled: Arc<AtomicBool>,
     deadline: Option<Instant>,
+    /// Number of checks after which the work stops.
+    checks: Option<AtomicU64>,
     progress: Arc<Mutex<Progress>>,
     reports: Reports,
 }
@@ -64,6 +66,13 @@ impl Control {
         Self { deadline, ..Self::default() }
     }
 
+    /// Creates a control that stops the work after this number of checks. Unlike with a deadline, the result does not
+    /// depend on the speed of the machine.
+    #[must_use]
+    pub fn with_checks(limit: u64) -> Self {
+        Self { checks: Some(AtomicU64::new(limit)), ..Self::default() }
+    }
+
     /// Creates the control of a part of this work, which may use this share of the remaining time.
     #[must_use]
     pub fn part(&self, share: f64, reports: Reports) -> Self {
@@ -72,6 +81,7 @@ impl Control {
         Self {
             cancelled: Arc::clone(&self.cancelled),
             deadline: left.and_then(|left| Instant::now().checked_add(left)),
+            checks: None,
             progress: Arc::clone(&self.progress),
             reports,
         }
@@ -101,6 +111,11 @@ impl Control {
     pub fn stopped(&self) -> Option<Stopped> {
         if self.is_cancelled() {
             return Some(Stopped::Interrupt);
+        }
+        if let Some(checks) = &self.checks {
+            // Saturating: the work may check again after it was told to stop.
+            let taken = checks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            return taken.is_err().then_some(Stopped::Effort);
         }
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline).then_some(Stopped::Deadline)
     }

@@ -355,14 +355,9 @@ impl Session {
         })
     }
 
-    /// Returns the plan that exceeds the devices' memory by the least, if one is found in time. The flags state which
+    /// Returns the plan that exceeds the devices' memory by the least, if a short search finds one. The flags state which
     /// changes of `hybrid::helpful_changes` let some plan fit. The caller must know that no plan fits.
-    fn shortage(
-        &self,
-        py: Python<'_>,
-        settings: SettingsRecord,
-        time_limit_s: Option<f64>,
-    ) -> PyResult<(Option<PlanRecord>, Vec<bool>)> {
+    fn shortage(&self, py: Python<'_>, settings: SettingsRecord) -> PyResult<(Option<PlanRecord>, Vec<bool>)> {
         // One order of the layers explains a shortage of memory as well as all cuts, and takes a fraction of the time.
         self.answer_at(
             py,
@@ -371,7 +366,7 @@ impl Session {
             |graph| CutPoints::of(graph, 0),
             |asked| {
                 let Problem { model, cluster, settings } = asked.problem();
-                let closest = hybrid::closest(model, cluster, settings, &control_of(time_limit_s)).ok();
+                let closest = hybrid::closest_in_short(model, cluster, settings).ok();
                 let helps = hybrid::helpful_changes(model, cluster, settings, asked.control)?;
                 Ok((closest.map(|found| asked.record(found)), helps))
             },

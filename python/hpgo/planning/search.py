@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 NO_PLAN_FITS = "no plan fits"
 """Message of the native planner if provably no plan fits. If it only found none, its message differs."""
 _BOTH = "recompute and shard"
-_PACKED_S, _CLOSEST_S = 0.03, 4.0
-"""Time limits in seconds to search for the closest plan: if provably none fits, and if that is unknown. Not tuned."""
+_CLOSEST_S = 4.0
+"""Time limit in seconds to search for the closest plan, if it is unknown whether any plan fits. Not tuned."""
 _HINT_S = 1.5
 """Time limit in seconds to search for a plan that fits after one change of the problem. Not tuned."""
 
@@ -266,7 +266,7 @@ def explained(error: InfeasibleError, question: PlanningProblem) -> InfeasibleEr
 def _packed(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
     """Return the closest plan that packing finds, and the changes after which packing finds a plan that fits."""
     try:
-        closest, fits = question.session.shortage(question, _PACKED_S)
+        closest, fits = question.session.shortage(question)
     except HpgoError:  # The error to explain is more important than one of the explanation.
         return None
     if closest is None:

@@ -60,3 +60,6 @@ pub(crate) const STAGE_LIMITS_KEPT: usize = 3;
 /// Bisection steps for the missing memory, on a logarithmic scale that starts at a millionth of it. Derived: 10^(6 /
 /// 2^10) leaves 1.4 %.
 pub(crate) const SHORTFALL_BISECTIONS: u32 = 10;
+/// Number of checks after which the search for the plan that lacks least memory ends, if provably none fits: about 30 ms.
+/// Not tuned.
+pub(crate) const SHORTFALL_CHECKS: u64 = 20_000;

@@ -7,7 +7,7 @@ use crate::control::{Control, Stopped};
 use crate::cost::network::Cluster;
 use crate::cost::{LayerSums, MemoryModel};
 use crate::error::{Error, Result};
-use crate::planner::effort::{SHORT, WHOLE, passes};
+use crate::planner::effort::{SHORT, WHOLE, passes, placement::SHORTFALL_CHECKS};
 use crate::planner::hybrid::{
     Schedules, Search, SearchResult,
     bounds::memory::nothing_fits_at_a_glance,
@@ -173,6 +173,18 @@ pub fn helpful_changes(
         (&doubled, settings.clone()),
     ];
     changes.iter().map(|(cluster, settings)| fits_at_once(model, cluster, settings, control)).collect()
+}
+
+/// Returns the plan of [`closest`] after a short search of fixed effort.
+///
+/// # Errors
+/// The errors of [`closest`].
+pub fn closest_in_short(
+    model: &LayerSums,
+    cluster: &Cluster,
+    settings: &Settings,
+) -> Result<(CandidatePlan, EvaluatedPlan)> {
+    closest(model, cluster, settings, &Control::with_checks(SHORTFALL_CHECKS))
 }
 
 /// Returns the plan that lacks the least memory among the plans of `Packing`, with its costs. If stopped early,

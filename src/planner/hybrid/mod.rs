@@ -46,7 +46,7 @@ use crate::cost::network::Cluster;
 use crate::error::Result;
 use crate::planner::effort::{ALL_WORK, QUICK, WHOLE, annealing, passes};
 
-pub use baselines::{PipelineOnly, closest, data_parallel, fitting, helpful_changes, pipeline_only};
+pub use baselines::{PipelineOnly, closest, closest_in_short, data_parallel, fitting, helpful_changes, pipeline_only};
 pub use bounds::all_cuts::min_step_s as min_step_of_all_cuts_s;
 pub use bounds::any_order::{AnyOrder, AnyOrderBound, Row, min_step_of_any_order_s};
 pub use bounds::bound_bisection::min_step_s as min_step_of_all_s;
