@@ -61,8 +61,8 @@ def test_piper_s_objective_counts_activations_in_flight() -> None:
     )
     stages = [(["0"], 1), (["1"], 2)]
     moved_s, sums_s = 2 * 8e9 / piper.BYTES_PER_S, 4 * 6e9 / 2 / piper.SAMPLES / piper.BYTES_PER_S
-    assert model.seconds_per_sample(stages, 1, 130, recompute=False) == pytest.approx(
+    assert model.seconds_per_sample(stages, 1, 130, recompute=[False] * len(stages)) == pytest.approx(
         max(2 + moved_s, (2 + 2 * 4e9 / piper.BYTES_PER_S) / 2 + sums_s)
     )
     # The first stage has three micro-batches in flight.
-    assert model.seconds_per_sample(stages, 1, 129, recompute=False) == inf
+    assert model.seconds_per_sample(stages, 1, 129, recompute=[False] * len(stages)) == inf

@@ -20,7 +20,7 @@ from hpgo.errors import InfeasibleError
 from peers.comparison import Comparison, Stages, planned, run, stages_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 CLONE = "piper"
 INPUT = "inputs/bert32a100.json"
@@ -59,13 +59,18 @@ class Model:
             (str(edge["sourceId"]), str(edge["destId"]), edge["communicationCost"]) for edge in document["edges"]
         ]
 
-    def seconds_per_sample(self, stages: Stages, degree: int, memory_bytes: float, *, recompute: bool) -> float:
-        """Return the time per sample of the slowest stage, or infinity if one exceeds the memory."""
+    def seconds_per_sample(
+        self, stages: Stages, degree: int, memory_bytes: float, *, recompute: Sequence[bool]
+    ) -> float:
+        """Return the time per sample of the slowest stage, or infinity if one exceeds the memory.
+
+        `recompute` has whether each stage recomputes its activations.
+        """
         behind = sum(replicas for _, replicas in stages)
         slowest_s = 0.0
-        for layers, replicas in stages:
+        for (layers, replicas), again in zip(stages, recompute, strict=True):
             inside = set(layers)
-            chosen = {name: self.costs[name][str(degree)][recompute] for name in layers}
+            chosen = {name: self.costs[name][str(degree)][again] for name in layers}
             in_flight = ceil(behind / replicas)
             behind -= replicas
             used = sum(each["memoryUsageA"] * in_flight + each["memoryUsageB"] for each in chosen.values())
@@ -103,7 +108,8 @@ def our_best(clone: Path, model: Model, devices: int, memory_bytes: float) -> tu
         except InfeasibleError:
             continue
         cpu_s += took_s
-        found_s = model.seconds_per_sample(stages_of(plan), degree, memory_bytes, recompute=plan.recompute)
+        recompute = [stage.recompute for stage in plan.stages]
+        found_s = model.seconds_per_sample(stages_of(plan), degree, memory_bytes, recompute=recompute)
         best_s = min(best_s, found_s)
     return best_s, cpu_s
 
