@@ -135,6 +135,7 @@ MODELS = (
             "use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 4,
         },
         megatron={"devices": 4, "tp": 2, "zero_stage": 1, "recompute": "selective", "global_batch_size": 4},
+        torchtitan={"devices": 4, "tp": 2, "pp": 2, "global_batch_size": 4},
         deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(

@@ -67,6 +67,23 @@ def plain_attention() -> None:
     from torchtitan.models.common.decoder import Decoder
 
     Decoder.get_attention_masks = lambda *_, **__: None
+    try:
+        from torchtitan.experiments.transformers_modeling_backend import model
+    except ImportError:
+        return
+    model.flex_attention_forward = scaled_dot_product
+    model.HFTransformerModel.get_attention_masks = lambda *_, **__: None
+
+
+def scaled_dot_product(
+    _: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, __: Any, scaling: float, **___: Any
+) -> tuple[torch.Tensor, None]:
+    """`flex_attention_forward` of transformers with PyTorch's scaled dot-product attention."""
+    grouped = query.shape[1] != key.shape[1]
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+    )
+    return attended.transpose(1, 2).contiguous(), None
 
 
 if __name__ == "__main__":

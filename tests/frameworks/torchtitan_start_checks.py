@@ -57,6 +57,8 @@ def started(model: SmallModel, at: Path) -> Start:
 def read(config: dict[str, Any], words: list[str], folder: Path) -> tuple[int, int]:
     """Return the number of values of `config.json` that torchtitan's model has, which is all, and its parameters."""
     model = configuration(words, folder).model_spec.model
+    if not hasattr(model, "layers"):
+        return read_backend(config, model)
     if "num_experts_per_tok" in config:
         return read_sparse(config, model)
     block = model.layers[0]
@@ -84,6 +86,22 @@ def read(config: dict[str, Any], words: list[str], folder: Path) -> tuple[int, i
         built = model.build()
     compared = len(found) + 3 + check_scaling(config.get("rope_scaling"), rope)
     return compared, sum(parameter.numel() for parameter in built.parameters())
+
+
+def read_backend(config: dict[str, Any], model: Any) -> tuple[int, int]:
+    """Return the same for a model of transformers, whose configuration has the names of `config.json`."""
+    names = set(config) & set(vars(model)) - {"initializer_range", "max_position_embeddings", "max_window_layers"}
+    # The backend sets these itself, or no layer uses them.
+    names -= {"sliding_window", "layer_types", "rope_theta"}
+    found = {name: getattr(model, name) for name in names}
+    wanted = {name: config[name] for name in names}
+    assert found == wanted, f"found and wanted: {found} {wanted}"
+    theta = config["rope_theta"]
+    assert model.rope_parameters["rope_theta"] == theta, (model.rope_parameters, theta)
+    assert "hidden_size" in names
+    with torch.device("meta"):
+        built = model.build()
+    return len(found) + 1, sum(parameter.numel() for parameter in built.parameters())
 
 
 def read_sparse(config: dict[str, Any], model: Any) -> tuple[int, int]:

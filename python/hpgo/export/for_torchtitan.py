@@ -135,13 +135,16 @@ def module(
     reader: Sequence[str] = _WHOLE_SHAPE,
     constants: Sequence[str] = (),
     changes: Sequence[str] = (),
+    imports: Sequence[str] = (),
+    read: str = "model",
 ) -> str:
     """Return a Python module that applies `what` to a model of this `shape`, by the names in `reader`.
 
     `parts` are the modules of each stage, empty without a pipeline. `full` selects full recomputation. `start` are
     lines of the user's module. `arithmetic` is set in the model: the epsilon of its norms, and fields of RoPE.
     `adapters` are the arguments of torchtitan's `LoRAConverter`. `constants` and `changes` are further lines, of the
-    module and of `planned`.
+    module and of `planned`. `imports` are further imports. `read` is what the shape is read from: the `model`, or the
+    whole `config`.
     """
     whole = len(shape) > 1
     changed = dict(arithmetic or {})
@@ -174,7 +177,8 @@ def module(
         "",
         *(["from torchtitan.components.lora import LoRAConverter"] if adapters else []),
         *(["from torchtitan.distributed.activation_checkpoint import FullAC"] if full else []),
-        *([""] if full or adapters else []),
+        *imports,
+        *([""] if full or adapters or imports else []),
         f"SHAPE = {in_python(dict(shape))}",
         *([f"EPSILON = {in_python(epsilon)}"] if epsilon is not None else []),
         *([f"ROPE = {in_python(changed)}"] if changed else []),
@@ -186,9 +190,9 @@ def module(
         "",
         "def planned(config):",
         '    """Apply the plan to a configuration and return it."""',
-        "    model = config.model_spec.model",
+        *(["    model = config.model_spec.model"] if read == "model" else []),
         *(
-            ["    for found in shapes_of(model):", "        if found != SHAPE:"]
+            [f"    for found in shapes_of({read}):", "        if found != SHAPE:"]
             if whole
             else ['    found = {"layers": len(model.layers)}', "    if found != SHAPE:"]
         ),

@@ -6,14 +6,14 @@ use FSDP.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpgo.base.quoting import in_toml
-from hpgo.export import titan_sparse
+from hpgo.export import titan_backend, titan_sparse
 from hpgo.export.for_torchtitan import CLIPPING, ORDER, module, parts_of
 from hpgo.export.llm_jobs import LlmExportJob
 from hpgo.llm.parallelism import MAX_ZERO
-from hpgo.llm.titan_shape import titan_package
+from hpgo.llm.titan_shape import needs_backend, titan_package
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
@@ -122,15 +122,23 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         settings["config.compile.enable_async_tensor_parallel"] = True
     model = job.model
     sparse, stated = titan_sparse.is_sparse(model), job.stated.settings
-    shape: dict[str, object] = titan_sparse.shape_of(model, stated) if sparse else {
+    by_backend = needs_backend(model)
+    shape: dict[str, object] = titan_backend.shape_of(model) if by_backend else (
+        titan_sparse.shape_of(model, stated)
+    ) if sparse else {
         "layers": model.layers, "dim": model.hidden, "vocab_size": model.vocab, "n_heads": model.heads,
         "n_kv_heads": model.kv_heads, "head_dim": model.head_dim, "ffn": model.ffn, "qk_norm": model.head_norms,
         "biases": False, "tied": model.tied,
     }  # fmt: skip
     parts = parts_of(job.counts, "lm_head") if config.pp > 1 else []
+    further: dict[str, Any] = {"arithmetic": titan_sparse.of_rope(stated)}
+    if by_backend:
+        further, parts = titan_backend.texts(), titan_backend.parts_of(parts)
+    elif sparse:
+        further |= titan_sparse.texts(model, stated)
     graphs = (
         ["torchtitan's CUDA graphs are off, as estimated: plan with `--fix cuda_graph_impl=full_iteration` to use them"]
-        if config.cuda_graph_impl == "none" and config.pp == 1
+        if config.cuda_graph_impl == "none" and config.pp == 1 and not by_backend
         else []
     )
     comments = job.header(CLIPPING, *_split(job), *graphs, *_unstated(job), *_training(config))
@@ -143,9 +151,8 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         place=place,
         full=config.recompute == "full",
         start=_start(job),
-        arithmetic=titan_sparse.of_rope(stated),
         adapters=_adapters(config),
-        **(titan_sparse.texts(model, stated) if sparse else {}),
+        **further,
     )
     return {place.main or "planned.py": text} | _beside(job)
 
@@ -199,6 +206,8 @@ def registered(model: Transformer) -> tuple[str, str, str] | None:
 def _start(job: LlmExportJob) -> list[str]:
     """Return lines of the user's module that start from torchtitan's own configuration of the model, if it has one."""
     model = job.model
+    if needs_backend(model):
+        return titan_backend.START
     if (found := registered(model)) is None:
         kind = titan_package(model, sparse=True)
         return [

@@ -142,6 +142,15 @@ def attention(dim, weights):
     )
 '''
 
+_OF_TRANSFORMERS = '''\
+def base():
+    """Return the configuration of torchtitan's backend for models of transformers, with the model of config.json."""
+    config = transformers_modeling_backend_full()
+    config.hf_model = str(Path(__file__).resolve().with_name("config.json"))
+    config.loss = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=SHAPE["vocab_size"]))
+    return config
+'''
+
 
 _PARTS = {
     "llama3": ("8B", "Llama3TransformerBlock", "Llama3Model"),
@@ -181,3 +190,13 @@ def new_model(model: Transformer) -> tuple[str, dict[str, list[str]]]:
         "torchtitan.models.llama3.config_registry": ["llama3_8b"],
     }
     return text, imports
+
+
+def of_transformers() -> tuple[str, dict[str, list[str]]]:
+    """Return the function that has transformers build the model of the job's `config.json`, and its imports."""
+    backend = "torchtitan.experiments.transformers_modeling_backend"
+    return _OF_TRANSFORMERS, {
+        "pathlib": ["Path"],
+        "torchtitan.components.loss": ["ChunkedLossWrapper", "CrossEntropyLoss"],
+        f"{backend}.config_registry": ["transformers_modeling_backend_full"],
+    }

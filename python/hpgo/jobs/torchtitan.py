@@ -5,14 +5,17 @@ Source: `torchtitan/config/manager.py`, `trainer.py` and `models/common` of torc
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import filled, in_python
 from hpgo.export.llm_for_torchtitan import REPLACED, registered
 from hpgo.export.targets import Place
 from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder, Variable
-from hpgo.jobs.titan_models import new_model
+from hpgo.jobs.titan_models import new_model, of_transformers
+from hpgo.llm.hugging_face_shape import hugging_face
 from hpgo.llm.plan import LlmPlan
+from hpgo.llm.titan_shape import needs_backend
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Target
@@ -74,7 +77,7 @@ def smoke():
     """Return the same configuration with synthetic tokens, and without checkpoints."""
     config = train()
     config.tokenizer = NoTokenizer.Config()
-    config.dataloader = SyntheticTokens.Config(vocab_size=config.model_spec.model.vocab_size)
+    config.dataloader = SyntheticTokens.Config(vocab_size=__WORDS__)
     config.checkpoint.enable = False
     config.metrics.log_freq = 1
     config.metrics.enable_tensorboard = False
@@ -207,6 +210,10 @@ def parts(plan: LlmPlan | Plan, target: Target) -> JobParts:
             holds="lets torchtitan's parser read a configuration and build the model",
         ),
     )
+    backend = model is not None and needs_backend(model)
+    if model is not None and backend:
+        text = json.dumps(hugging_face(model), indent=2) + "\n"
+        files = (*files, JobFile(name="config.json", text=text, holds="the model, as transformers reads it"))
     named = Placeholder(
         name="MODEL_CONFIG",
         meaning="module and function of torchtitan's configuration of your model",
@@ -225,7 +232,7 @@ def parts(plan: LlmPlan | Plan, target: Target) -> JobParts:
         needs="torchtitan",
         rate_in="job_config.py",
         step_line=STEP_LINE,
-        requirements=("torchtitan==0.3.0", "torch==2.15.0"),
+        requirements=("torchtitan==0.3.0", "torch==2.15.0", *(["transformers==5.23.0"] if backend else [])),
         notes=notes_of(plan),
     )
 
@@ -250,10 +257,15 @@ def notes_of(plan: LlmPlan | Plan) -> tuple[str, ...]:
 
 def _job_config(plan: LlmPlan | Plan) -> str:
     imports = {module: list(names) for module, names in _IMPORTS.items()}
-    plain = ["torch"]
+    plain, words = ["torch"], "config.model_spec.model.vocab_size"
     if not isinstance(plan, LlmPlan):
         base, new = _NAMED, "Your model comes from torchtitan's registry: set MODEL_CONFIG in env.sh."
         plain += ["importlib", "os"]
+    elif needs_backend(plan.transformer):
+        base, more = of_transformers()
+        imports |= {"planned": ["SHAPE", "planned"], **more}
+        words = 'SHAPE["vocab_size"]'
+        new = "transformers builds the model of config.json, and torchtitan's backend for such models trains it."
     elif (found := registered(plan.transformer)) is None:
         base, more = new_model(plan.transformer)
         for module, names in more.items():
@@ -269,6 +281,7 @@ def _job_config(plan: LlmPlan | Plan) -> str:
         base = filled(_REGISTERED, {"FUNCTION": function, "MODEL": model})
         new = f"The model is {flavor} of torchtitan's `{package}`."
     parts = {"NEW": new, "IMPORTS": _import_lines(plain, imports), "BASE": base.rstrip(), "DATASET": DATASET_CODE}
+    parts["WORDS"] = words
     parts["COUNTING"] = counting(', "positions": torch.arange(self.seq_len)')
     return filled(_JOB, parts)
 
@@ -279,7 +292,7 @@ def counting(beside: str = "") -> str:
 
 
 def _import_lines(plain: list[str], names: dict[str, list[str]]) -> str:
-    standard = {"dataclasses", "functools", "importlib", "os"}
+    standard = {"dataclasses", "functools", "importlib", "os", "pathlib"}
     lines = [(module, f"import {module}") for module in plain]
     lines += [(module, f"from {module} import {', '.join(sorted(found))}") for module, found in names.items()]
 

@@ -322,6 +322,7 @@ class ConfigGrid:
         shape, base = self.shapes[tp, cp], self.context.config
         is_plain = not (base.recompute_modules or base.overlap_ep_comm or base.offload_modules or base.lora_rank)
         is_plain = is_plain and base.cuda_graph_impl == "none"
+        by_backend = rules.by_backend(model)
         if gpus.count % (tp * cp):
             return
         place = list(self.shapes).index((tp, cp))
@@ -349,9 +350,10 @@ class ConfigGrid:
                 vpp = 2 if splits_backward else min_vpp
                 config = rules.as_run(changed(shape, ep=ep, pp=pp, dp=dp, vpp=vpp, pp_schedule=schedule))
                 stage = rules.open_stage(config)
-                # Only settings, other blocks than a decoder's and some tp break rules that the loops do not know.
+                # Only settings, other blocks than a decoder's, some tp and models of transformers break rules that the
+                # loops do not know.
                 divided = tp > 1 and (rules.tp_alone or (rules.tp_divides_experts and model.experts))
-                checked = self.space.settings or model.blocks or divided
+                checked = self.space.settings or model.blocks or divided or by_backend
                 if checked and rules.broken_degrees(changed(config, zero_stage=stage), model=model):
                     continue
                 if not recomputed:
@@ -528,6 +530,8 @@ def _spaces(context: LayerContext, space: SearchSpace) -> Iterator[tuple[SearchS
 
 def _cuda_graphs(model: Transformer, space: SearchSpace) -> list[tuple[CudaGraphImpl, tuple[str, ...]]]:
     """Return the CUDA graphs that the search tries, each with the modules of a layer in it; none means all."""
+    if space.rules.by_backend(model):
+        return []
     found: list[tuple[CudaGraphImpl, tuple[str, ...]]] = [("local", ()), ("full_iteration", ())]
     if model.experts:
         # Experts receive other numbers of tokens in each pass, so no graph holds a whole layer. All modules of fixed

@@ -26,7 +26,7 @@ from hpgo.llm.parallelism import (
     check_degrees,
 )
 from hpgo.llm.pipeline_layout import parse_layout
-from hpgo.llm.titan_shape import titan_package
+from hpgo.llm.titan_shape import needs_backend, titan_package
 from hpgo.programs.frameworks import NAMES, TABLE, Framework, row_of
 
 if TYPE_CHECKING:
@@ -264,6 +264,7 @@ class FrameworkSupport(Record):
         rules = (
             (config.pp > 1 and tied and not self.ties_piped,
              f"does not support a pipeline for models with tied embeddings, but pp is {config.pp}"),
+            *self._backend_rules(config, model),
             *self._tensor_rules(config, model),
             (config.tp_comm_overlap and not self.tp_comm_overlap,
              "does not overlap the communication of tensor parallelism here, but tp_comm_overlap is on"),
@@ -357,6 +358,35 @@ class FrameworkSupport(Record):
              "hides the exchange of experts only with expert parallelism, but overlap_ep_comm is on and ep is 1"),
             (config.overlap_ep_comm and config.pp > 1 and config.vpp == 1,
              "hides the exchange of experts only with virtual stages, but overlap_ep_comm is on and vpp is 1"),
+        )  # fmt: skip
+
+    def by_backend(self, model: Transformer) -> bool:
+        """Return whether torchtitan trains a model by its backend for models of transformers, within further rules.
+
+        >>> from hpgo.model.transformer_presets import TRANSFORMERS
+        >>> TORCHTITAN.by_backend(TRANSFORMERS["qwen2.5-72b"]), DEEPSPEED.by_backend(TRANSFORMERS["qwen2.5-72b"])
+        (True, False)
+        """
+        return self.shape == "titan" and needs_backend(model)
+
+    def _backend_rules(self, config: ParallelismConfig, model: Transformer | None) -> tuple[tuple[bool, str], ...]:
+        """Return the rules on models that torchtitan trains by its backend for models of transformers."""
+        if model is None or not self.by_backend(model):
+            return ()
+        whose, name = "for models of transformers, such as", shorten(model.name)
+        return (
+            (config.tp > 1 and not config.sequence_parallel,
+             f"always uses sequence parallelism with tp {whose} `{name}`, but tp is {config.tp} without it"),
+            (config.cp > 1, f"does not support context parallelism here {whose} `{name}`, but cp is {config.cp}"),
+            (bool(config.tp_comm_overlap),
+             (f"does not overlap the communication of tensor parallelism here {whose} `{name}`, but tp_comm_overlap is"
+              " on")),
+            (config.cuda_graph_impl != "none",
+             f"captures no CUDA graphs here {whose} `{name}`, but cuda_graph_impl is {config.cuda_graph_impl}"),
+            (config.lora_rank > 0, f"has no adapters {whose} `{name}`, but lora_rank is {config.lora_rank}"),
+            (config.packed_length is not None,
+             (f"does not keep packed documents apart here {whose} `{name}`, but packed_length is"
+              f" {config.packed_length}")),
         )  # fmt: skip
 
     def _tensor_rules(self, config: ParallelismConfig, model: Transformer | None) -> tuple[tuple[bool, str], ...]:

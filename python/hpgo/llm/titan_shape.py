@@ -1,6 +1,7 @@
 """The package of torchtitan 0.3 with the blocks of a transformer, or the reason why none has them.
 
-Source: `torchtitan/models/llama3`, `qwen3` and `deepseek_v3`, and `models/common/moe.py`, of torchtitan 0.3.0.
+Source: `torchtitan/models/llama3`, `qwen3` and `deepseek_v3`, `models/common/moe.py`, and
+`experiments/transformers_modeling_backend` of torchtitan 0.3.0.
 """
 
 from __future__ import annotations
@@ -8,29 +9,58 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.messages import pluralize
+from hpgo.llm.hugging_face_shape import model_type
 from hpgo.llm.megatron_shape import NoShapeError
 
 if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
 
-Package = Literal["llama3", "qwen3", "deepseek_v3"]
+Package = Literal["llama3", "qwen3", "deepseek_v3", "transformers_modeling_backend"]
+BACKEND: Package = "transformers_modeling_backend"
+"""Package that trains a model of the library transformers, by its `config.json`."""
+_BACKEND_TYPES = ("qwen2",)
+"""Model types that the backend trains as transformers computes them. Of others, its `hf_sharding.py` does not find a
+matrix (Phi-3), or its `update_from_config` turns off the biases of the `config.json` (Llama with biases)."""
 _LAYER_NORMS = 2
 
 
 def titan_package(model: Transformer, *, sparse: bool) -> Package:
-    """Return the package whose blocks a model has. `sparse` allows experts and latent attention, which 0.2 lacks here.
+    """Return the package whose blocks a model has. `sparse` allows the packages that 0.2 lacks here.
+
+    These are the packages with experts and latent attention, and the one for models of transformers.
 
     Raises NoShapeError with the first property that no package has.
 
     >>> from hpgo.model.transformer_presets import TRANSFORMERS
     >>> [titan_package(TRANSFORMERS[name], sparse=True) for name in ("llama-3-8b", "mixtral-8x7b", "deepseek-v3")]
     ['llama3', 'qwen3', 'deepseek_v3']
+    >>> titan_package(TRANSFORMERS["qwen2.5-72b"], sparse=True)
+    'transformers_modeling_backend'
     """
     if what := _obstacle(model, sparse=sparse):
-        raise NoShapeError(what)
+        if not (sparse and _is_of_backend(model)):
+            raise NoShapeError(what)
+        # The backend copies a tied matrix when it shards the model, and ties both again when it sets the weights.
+        if model.tied:
+            raise NoShapeError(f"{what} beside tied embeddings")
+        return BACKEND
     if model.latent is not None:
         return "deepseek_v3"
     return "qwen3" if model.experts or model.head_norms else "llama3"
+
+
+def needs_backend(model: Transformer) -> bool:
+    """Return whether torchtitan 0.3 trains a model by its backend for models of transformers.
+
+    >>> from hpgo.model.transformer_presets import TRANSFORMERS
+    >>> needs_backend(TRANSFORMERS["qwen2.5-72b"]), needs_backend(TRANSFORMERS["llama-3-8b"])
+    (True, False)
+    """
+    return bool(_obstacle(model, sparse=True)) and _is_of_backend(model)
+
+
+def _is_of_backend(model: Transformer) -> bool:
+    return not model.blocks and model.tower is None and model_type(model) in _BACKEND_TYPES
 
 
 def _obstacle(model: Transformer, *, sparse: bool) -> str:
