@@ -53,6 +53,12 @@ class LayerRecording:
     needs_values: bool
     """Whether its operations depend on values, as in sparse routing, or have no meta version."""
 
+    @property
+    def kind(self) -> Any:
+        """All of it but the sizes of its values."""
+        values = tuple(replace(one, shape=()) for one in self.values)
+        return replace(self, values=values), *(len(one.shape) for one in self.values)
+
 
 def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) -> dict[str, LayerRecording]:
     """Return what each layer returns for inputs like these, with weights of `dtype`.
