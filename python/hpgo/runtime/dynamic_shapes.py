@@ -1,8 +1,8 @@
 """Batches whose samples have other shapes than the workload's example, such as texts of another length.
 
-The shapes of all values between layers follow from those of the inputs. Ranks agree on these before a step, because a
-rank without inputs can't see them. Each rank then runs all layers on the meta device once per new shape, and makes an
-engine whose messages have the new sizes.
+The shapes of all values between layers follow from the shapes of the inputs. Ranks agree on these before a step,
+because a rank without inputs can't see them. Each rank then runs all layers on the meta device once per new shape, and
+makes an engine whose messages have the new sizes.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ class Network:
         for layer, module in named.items():
             if not isinstance(module, nn.Module):
                 raise ArgumentError(f"layer `{layer}` is {safe_repr(module)}", "give a list of torch.nn modules")
-            nests = inputs is not None and not inputs.is_flat and not network.nodes
-            given = _taking(inputs, module) if nests else module
+            # Only the first module reads inputs. A tensor or a tuple of tensors are its arguments already.
+            given = module if inputs is None or inputs.is_flat or network.nodes else _taking(inputs, module)
             network.put(NetworkLayer(layer, Given(given), feeds, has_weights=True))
             feeds = (layer,)
         holders: dict[int, list[tuple[str, str]]] = {}
