@@ -101,6 +101,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "a list": lambda: list(Encoder(rows_first=True).blocks),
     "a list, rows second": lambda: [Turned(), *Encoder(rows_first=False).blocks, Turned()],
     "heads": Heads,
+    "without dropout": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 12, 0.0, batch_first=True),
     "a list of heads": lambda: [nn.Linear(WIDTH, WIDTH), Heads(), nn.Linear(WIDTH, WIDTH)],
     **{name: lambda draws=draws: Noise(draws) for name, draws in NOISES.items()},  # type: ignore[misc]
 }
@@ -130,7 +131,7 @@ def test_every_cut_and_split_draws_the_same(name: str) -> None:
             other, others = step(shares, cut_models.random_stages(work, chance, maximum))
             assert other == pytest.approx(loss, rel=1e-12)
             assert others == pytest.approx(gradients, rel=1e-9)
-    for options in ({"seed": 1}, {"number": 2}):
+    for options in ({"seed": 1}, {"number": 2}) if name != "without dropout" else ():
         assert step([BATCH], [list(work.layers)], **options)[0] != pytest.approx(loss, rel=1e-6)
 
 

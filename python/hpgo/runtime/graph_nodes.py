@@ -76,7 +76,8 @@ def check_draws(node: Any) -> None:
         chance, is_training = node.args[5:7] if str(node.target).endswith(".input") else (0.0, False)
         if is_training and chance > 0:
             dropout.hidden(f"{layer_id(node)}{source_line(node)}", name)
-    elif draws(node):
+    # Torch tags attention as random, but a call that drops nothing draws nothing. One that does has a module.
+    elif draws(node) and name != "scaled_dot_product_attention":
         raise ArgumentError(
             f"`{layer_id(node)}` draws random numbers by `{name}`{source_line(node)}, which would depend on the plan",
             "draw by nn.Dropout, or pass the random numbers as an input",
