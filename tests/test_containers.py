@@ -274,10 +274,28 @@ def test_layers_of_a_list_pass_containers() -> None:
     assert hpgo.runtime.profile(work, seconds=0, batch_sizes=[2]).layers[1].activation_bytes
 
 
-def test_a_list_of_modules_takes_one_tensor() -> None:
-    pair = torch.zeros(2, 4), torch.zeros(2, 4)
-    with refused(hpgo.errors.ArgumentError, "invalid_argument", "example_inputs", "one tensor"):
-        Workload([nn.Linear(4, 4)], pair, torch.zeros(2, 4), functional.mse_loss)
+class Together(nn.Module):
+    """The first layer of a list that takes several inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor, *, scale: Any = None) -> torch.Tensor:
+        return self.linear(one) - (other if scale is None else scale * other)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_first_of_a_list_takes_all_inputs(by_name: bool) -> None:
+    torch.manual_seed(0)
+    layers = [Together().double(), nn.Tanh(), nn.Linear(WIDTH, WIDTH).double()]
+    one, other, targets = (torch.randn(BATCH, WIDTH).double() for _ in range(3))
+    first = layers[0](one, other, scale=3 if by_name else None)
+    inputs = {"other": other, "one": one, "scale": 3} if by_name else (one, other)
+    work = Workload(layers, inputs, targets, functional.mse_loss)
+    model = nn.ModuleList(layers)
+    check_every_cut(work, model, functional.mse_loss(layers[2](layers[1](first)), targets))
+    assert set(work.weight_names().all) == {*model.state_dict()}
 
 
 LEAVES = st.none() | st.integers(-9, 9) | st.text(max_size=2) | st.builds(lambda: torch.zeros(2, 1))

@@ -226,15 +226,14 @@ class Asks(nn.Module):
         return -made
 
 
-class Fused(Asks):
+class Sampled(Asks):
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        made = self.linear(given)
-        return functional.scaled_dot_product_attention(made, made, made, dropout_p=0.1)
+        return self.linear(given) + torch.multinomial(given[:, 0].softmax(-1), 4)[:, None]
 
 
-class Noisy(Asks):
+class Counted(Asks):
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        return self.linear(given) + torch.randn_like(given)
+        return self.linear(given) + torch.ones(len(given), 1, 4)
 
 
 class Counts(Asks):
@@ -252,8 +251,8 @@ class Counts(Asks):
     ("model", "message", "hint"),
     [
         (Asks(), ("unsupported", "Asks", "test_graph.py", "0"), "change that line"),
-        (Fused(), ("unsupported",), "attn_implementation='eager'"),
-        (Noisy(), ("unsupported", "randn_like", "test_graph.py"), "draw by nn.Dropout"),
+        (Sampled(), ("unsupported", "multinomial", "test_graph.py"), "draw by nn.Dropout"),
+        (Counted(), ("unsupported", "Counted", "number of samples"), "`x.shape[0]` for `len(x)`"),
         (Counts(), ("invalid_argument", "test_graph.py"), "out of buffers"),
     ],
 )

@@ -370,7 +370,7 @@ class Calls(nn.Module):
 class Attends(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True, add_zero_attn=True)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         return self.attention(given, given, given)[0]  # type: ignore[no-any-return]
@@ -391,6 +391,9 @@ functional = nn.functional
         ),
         (Calls(lambda x: functional.dropout(x, 0.1)), ("unsupported", "dropout"), "make an nn.Dropout"),
         (nn.AlphaDropout(0.1), ("unsupported", "AlphaDropout"), "use nn.Dropout"),
+        (Calls(lambda x: x + torch.randn_like(x)), ("unsupported", "randn_like"), "as one module"),
+        (Calls(lambda x: torch.empty_like(x).uniform_() * x), ("unsupported", "uniform_"), "as an input"),
+        (Calls(functional.gumbel_softmax), ("unsupported", "gumbel_softmax"), "as an input"),
         (Calls(lambda x: x if x.sum() > 0 else -x), ("user_code", "2"), "branch on no number"),
         (Calls(lambda x: [x.sum(), {1}]), ("user_code", "set"), "tensors, numbers"),
         (Calls(lambda x: [None]), ("user_code", "no tensor"), "return a tensor"),

@@ -53,6 +53,12 @@ class LayerRecording:
     needs_values: bool
     """Whether its operations depend on values, as in sparse routing, or have no meta version."""
 
+    @property
+    def kind(self) -> Any:
+        """All of it but the sizes of its values."""
+        values = tuple(replace(one, shape=()) for one in self.values)
+        return replace(self, values=values), *(len(one.shape) for one in self.values)
+
 
 def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) -> dict[str, LayerRecording]:
     """Return what each layer returns for inputs like these, with weights of `dtype`.
@@ -111,14 +117,15 @@ def _run(
         like = None if alike[layer] is None else (alike[layer], _shapes(arguments))
         if like in known:
             one = known[like]
-            seen[layer] = replace(one, output=tree_map_only(torch.Tensor, fresh_on_meta, one.output))
+            # Layers that compute the same may name their modules differently, but have them in one order.
+            shapes = dict(zip(_dropouts(modules[layer]), one.dropouts.values(), strict=True))
+            output = tree_map_only(torch.Tensor, fresh_on_meta, one.output)
+            seen[layer] = replace(one, output=output, dropouts=shapes)
             _hold(held, layer, seen[layer])
             continue
-        shapes: dict[str, tuple[int, ...]] = {}
+        shapes = dict.fromkeys(_dropouts(modules[layer]), ())
         hooks = [
-            found.register_forward_pre_hook(_noting(shapes, name))
-            for name, found in modules[layer].named_modules()
-            if isinstance(found, dropout.DrawnDropout)
+            found.register_forward_pre_hook(_noting(shapes, name)) for name, found in _dropouts(modules[layer]).items()
         ]
         made = _call(layer, modules[layer], arguments, rows)
         for hook in hooks:
@@ -156,6 +163,11 @@ def _share(given: Iterable[Tensor], output: Sequence[Tensor]) -> bool:
     """Return whether a returned tensor shares memory with an argument or with another returned tensor."""
     places = [tensor.untyped_storage()._cdata for tensor in output]
     return len(set(places)) < len(places) or any(tensor.untyped_storage()._cdata in places for tensor in given)
+
+
+def _dropouts(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the dropouts of a module by name, in their order."""
+    return {name: found for name, found in module.named_modules() if isinstance(found, dropout.DrawnDropout)}
 
 
 def _noting(shapes: dict[str, tuple[int, ...]], name: str) -> Any:
@@ -201,7 +213,7 @@ def _made(layer: str, few: _Seen, more: _Seen) -> LayerRecording:
         values.append(Value(name, by_row, one.requires_grad, tuple(rest), one.dtype))
         dimensions.append(dimension or 0)
         reasons.append(reason)
-    drops = {name: _row_dimension(shape, more.dropouts[name])[0] for name, shape in few.dropouts.items()}
+    drops = {name: _growing(shape, more.dropouts[name]) for name, shape in few.dropouts.items()}
     return LayerRecording(
         tuple(values), tuple(dimensions), tuple(reasons), few.mutates, few.tree, drops, few.needs_values
     )
@@ -219,6 +231,11 @@ def _row_dimension(few: Sequence[int], more: Sequence[int]) -> tuple[int | None,
     if (few[grown[0]], more[grown[0]]) != _TRIED:
         return None, "its dimension that grows with the batch counts more than samples"
     return grown[0], ""
+
+
+def _growing(few: Sequence[int], more: Sequence[int]) -> int | None:
+    """Return the first dimension of a dropout's input that grows with the samples; None without one."""
+    return next((at for at, (one, other) in enumerate(zip(few, more, strict=False)) if one != other), None)
 
 
 def cut(

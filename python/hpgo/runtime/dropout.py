@@ -1,13 +1,7 @@
-"""Dropout with masks that depend on layer, step and sample, so that every plan drops the same values.
-
-The mask of a sample comes from a seeded generator. The seed combines the sample's number in the global batch, the step,
-the place in the model, and the number of draws at that place in this pass. So the mask does not depend on the replica
-or micro-batch that holds the sample.
-"""
+"""Replacement of modules that drop values: `random_numbers` draws for them, so that every plan drops the same."""
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +11,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from hpgo.errors import ArgumentError
-from hpgo.runtime.passes import current
+from hpgo.runtime.drawn_attention import DrawnAttention, DrawnMultiheadAttention
+from hpgo.runtime.random_numbers import DrawnNumbers, kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -52,57 +47,15 @@ class DrawnDropout(nn.Module):
         return f"p={self.p}"
 
 
-def kept(place: str, p: float, shape: list[int], *, row_dimension: int | None, seed: int, like: Tensor) -> Tensor:
-    """Return a mask in the dtype and on the device of `like`: 0 with probability `p`, else 1 / (1 - p).
-
-    Raises ArgumentError if the row dimension does not match the number of samples in this pass.
-    """
-    if like.is_meta:
-        return like.new_empty(shape)
-    if p == 1:
-        return like.new_zeros(shape)
-    # A place that draws twice in one pass, such as a shared module, must get another mask each time. The counter is
-    # part of the key.
-    one = current()
-    one.calls[place] += 1
-    key = f"{seed} {place} {one.calls[place]} {one.step}"
-    generator = torch.Generator(like.device)
-
-    def draw(size: list[int], name: str) -> Tensor:
-        generator.manual_seed(_number(f"{key} {name}"))
-        return torch.rand(size, generator=generator, dtype=torch.float32, device=like.device)
-
-    if row_dimension is None:
-        drawn = draw(shape, "all")
-    else:
-        rows = shape[row_dimension]
-        if rows != len(one.samples):
-            raise ArgumentError(
-                f"the dropout `{place}` got {rows} rows, but the pass has {len(one.samples)} samples",
-                "let each layer keep a row for each sample",
-            )
-        rest = [*shape[:row_dimension], *shape[row_dimension + 1 :]]
-        # One generator call for each sample, because a single draw for the batch would depend on which samples are in
-        # it.
-        drawn = torch.stack([draw(rest, str(sample)) for sample in one.samples], dim=row_dimension)
-    return (drawn >= p).to(like.dtype) / (1 - p)
-
-
-def _number(text: str) -> int:
-    """Return 63 bits derived from `text`, the same on every node."""
-    # `hash()` differs between processes, so it can't seed ranks that must agree.
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
-
-
 def install(
     layer: str, module: nn.Module, *, seed: int, row_dimensions: Mapping[str, int | None] | None = None
 ) -> None:
-    """Make every dropout in `module`, the module of `layer`, draw by sample.
+    """Make every dropout in `module`, the module of `layer`, draw by sample, and give `seed` to all that draw.
 
     `row_dimensions` has, for each dropout by its name in the module, the input dimension that counts samples.
 
-    Raises ArgumentError for a dropout that can't draw by sample: inside an attention or recurrent layer of torch, or of
-    another class.
+    Raises ArgumentError for a dropout that can't draw by sample: inside a recurrent layer of torch or an attention with
+    further keys, or of another class.
     """
     for name, found in module.named_modules():
         place = f"{layer}.{name}" if name else layer
@@ -115,7 +68,14 @@ def install(
             found.seed, found.whole_dimensions = seed, whole
             found.row_dimension = (row_dimensions or {}).get(name, 0)
             found.inplace = False  # multiplying by the mask returns a new tensor
-        elif isinstance(found, (nn.MultiheadAttention, nn.RNNBase)) and found.dropout > 0:
+        elif isinstance(found, (DrawnNumbers, DrawnAttention)):
+            found.seed = seed
+        elif isinstance(found, nn.MultiheadAttention) and found.dropout > 0:
+            # A subclass may have another `forward`, which the replacement would lose.
+            if type(found) is not nn.MultiheadAttention or found.bias_k is not None or found.add_zero_attn:
+                hidden(place, type(found).__name__)
+            found.__class__, found.place, found.seed = DrawnMultiheadAttention, place, seed
+        elif isinstance(found, nn.RNNBase) and found.dropout > 0:
             hidden(place, type(found).__name__)
         elif isinstance(found, nn.modules.dropout._DropoutNd) and found.p > 0:
             raise ArgumentError(
@@ -138,7 +98,7 @@ def hidden(place: str, what: str) -> None:
 
 @contextmanager
 def watching(layer: str) -> Iterator[None]:
-    """Raise ArgumentError when the layer drops within this context by other means than a module."""
+    """Raise ArgumentError when the layer drops or draws within this context by other means than a module."""
     with _Watch(layer):
         yield
 
@@ -152,6 +112,14 @@ _FREE = {
     functional.alpha_dropout,
     functional.feature_alpha_dropout,
     torch.dropout,
+}
+_RANDOM = {
+    *(torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like, torch.randperm),
+    *(torch.normal, torch.bernoulli, torch.multinomial, torch.poisson, torch.rrelu),
+    *(functional.gumbel_softmax, functional.rrelu),
+    *(torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.bernoulli_, torch.Tensor.random_),
+    *(torch.Tensor.bernoulli, torch.Tensor.multinomial, torch.Tensor.exponential_, torch.Tensor.geometric_),
+    *(torch.Tensor.cauchy_, torch.Tensor.log_normal_),
 }
 _FUSED = {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
 
@@ -171,6 +139,13 @@ class _Watch(TorchFunctionMode):
             raise ArgumentError(
                 f"layer `{self._layer}` calls `{func.__name__}`, whose random numbers would depend on the plan",
                 "make an nn.Dropout in the module's `__init__` and call that: such modules draw by sample here",
+                code="unsupported",
+            )
+        if func in _RANDOM and kwargs.get("generator") is None:
+            raise ArgumentError(
+                f"layer `{self._layer}` calls `{func.__name__}`, whose random numbers would depend on the plan",
+                "give the model as one module instead of a list, where many such calls draw by sample, or pass the"
+                " random numbers as an input",
                 code="unsupported",
             )
         return func(*args, **kwargs)

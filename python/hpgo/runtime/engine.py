@@ -40,6 +40,8 @@ class Batch:
     """Weight of a sample's weighted loss in the mean over the global batch."""
     loss: torch.Tensor
     """This rank's part of the mean loss, accumulated here."""
+    count: int | None = None
+    """Number of samples of the global batch that count; None if all do."""
 
 
 @dataclass(slots=True)
@@ -172,7 +174,12 @@ class StageRun:
         with running(step=batch.step, samples=range(begin, end), again=again), self._autocast():
             outputs: Sequence[torch.Tensor] = self.part(*values, rows=self._rows)
             if self.stage.is_last:
-                loss = self._workload.loss_of(outputs, batch.targets.rows(begin, end)) * batch.scale
+                own, targets = outputs, batch.targets.rows(begin, end)
+                if batch.count is not None and batch.count < end:
+                    # Samples that only fill up the last batch of the data do not count.
+                    rows = max(0, batch.count - begin)
+                    own, targets = [one[:rows] for one in outputs], tuple(one[:rows] for one in targets)
+                loss = self._workload.loss_of(own, targets) * batch.scale
                 if self.part.finder is not None:
                     self.part.finder.loss(loss, outputs)
                 return (loss,)

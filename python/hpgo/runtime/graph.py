@@ -179,7 +179,7 @@ class Graph:
     def _single_numbers(self) -> set[Any]:
         """Return the operations that combine samples to a single number, such as a model's own loss.
 
-        Each replica has the number of its own samples, so no stage can send it to those of the next.
+        Each replica has the number of its own samples, so no stage can send it to the replicas of the next.
         """
         inputs = {node for node, (kind, _) in self.sources.items() if kind == "input"}
         rows, numbers = set(), set()
@@ -245,7 +245,10 @@ class Graph:
 
     def size(self, node: Any) -> int | Size:
         """Return the value of a node that is a size. Raise ArgumentError unless it is linear in the batch size."""
-        value = node.meta.get("val")
+        return self.size_of(node.meta.get("val"), node)
+
+    def size_of(self, value: Any, node: Any) -> int | Size:
+        """Return a size at a node. Raise ArgumentError unless it is linear in the batch size."""
         if not isinstance(value, torch.SymInt):
             return value
         expression = value.node.expr

@@ -68,19 +68,16 @@ def draws(node: Any) -> bool:
 
 
 def check_draws(node: Any) -> None:
-    """Raise ArgumentError for an operation whose random numbers would depend on the plan."""
+    """Raise ArgumentError for an operation that draws and has no module that draws by sample."""
     name = operation_name(node.target)
-    if name == "scaled_dot_product_attention":
-        given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), node.args, strict=False)) | node.kwargs
-        if given.get("dropout_p", 0.0) > 0:
-            dropout.hidden(f"{layer_id(node)}{source_line(node)}", "attention")
-    elif name in {"lstm", "gru", "rnn_tanh", "rnn_relu"}:
+    if name in {"lstm", "gru", "rnn_tanh", "rnn_relu"}:
         # Packed sequences have another signature, in which dropout is not at these positions. Only `.input` overloads
         # are checked.
         chance, is_training = node.args[5:7] if str(node.target).endswith(".input") else (0.0, False)
         if is_training and chance > 0:
             dropout.hidden(f"{layer_id(node)}{source_line(node)}", name)
-    elif draws(node) and str(node.target) not in {"aten.dropout.default", "aten.feature_dropout.default"}:
+    # Torch tags attention as random, but a call that drops nothing draws nothing. One that does has a module.
+    elif draws(node) and name != "scaled_dot_product_attention":
         raise ArgumentError(
             f"`{layer_id(node)}` draws random numbers by `{name}`{source_line(node)}, which would depend on the plan",
             "draw by nn.Dropout, or pass the random numbers as an input",

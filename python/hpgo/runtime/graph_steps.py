@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from hpgo.runtime import split_backward
-from hpgo.runtime.graph_nodes import check_draws, is_value, layer_id, operation_name
+from hpgo.runtime.drawn_attention import DrawnAttention
+from hpgo.runtime.graph_nodes import check_draws, is_value, layer_id, mutates, operation_name
+from hpgo.runtime.random_numbers import DrawnNumbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpgo.runtime.graph import Graph
+    from hpgo.runtime.random_numbers import Distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +145,53 @@ class StepBuilder:
     def step(self, node: Any) -> Step:
         """Return the step of one operation. Operations with weights, dropout and normalization become submodules."""
         name = operation_name(node.target)
-        check_draws(node)
+        if str(node.target) in _DRAWS:
+            return self._drawing(node)
+        attention = self._attention(node) if name == "scaled_dot_product_attention" else None
+        if attention is not None:
+            return attention
         make = _MODULES.get(str(node.target))
         module = make(self, node) if make is not None else None
         if module is not None:
             self.held[node.name] = module
             given = node.args[1] if name == "addmm" else node.args[0]
             return Step(node.name, (self.filled(given),), {}, node.name)
+        if make is None:
+            check_draws(node)
         options = {key: self.filled(value) for key, value in node.kwargs.items()}
         return Step(node.target, self.filled(node.args), options, node.name)
+
+    def _drawing(self, node: Any) -> Step:
+        """Return the step of an operation that draws random numbers."""
+        distribution, first, usual = _DRAWS[str(node.target)]
+        value, options = node.meta["val"], dict(node.kwargs)
+        # Trailing arguments that have their default are missing.
+        given = [*node.args[first : first + len(usual)], *usual[len(node.args) - first :]]
+        given = [options.get(name, one) for name, one in zip(_GIVEN[distribution], given, strict=True)]
+        self.held[node.name] = DrawnNumbers(
+            layer_id(node), distribution, value.dtype, row_dimension=self._row_dimension(value)
+        )
+        # The operation's own argument may be a tensor of that shape, which the random numbers do not need.
+        sizes = [self.graph.size_of(size, node) for size in value.shape]
+        into = self.filled(node.args[0]) if mutates(node) else None
+        return Step(node.name, (sizes, into, self.filled(given)), {}, node.name)
+
+    def _attention(self, node: Any) -> Step | None:
+        """Return the step of attention that drops weights; None if it drops none."""
+        # A call may pass its options by position or by name.
+        given = dict(zip(_ATTENTION, node.args, strict=False)) | node.kwargs
+        p = given.pop("dropout_p", 0.0)
+        if not p:
+            return None
+        tensors = [self.filled(given.pop(name, None)) for name in _ATTENTION[:4]]
+        row = self._row_dimension(node.meta["val"])
+        self.held[node.name] = DrawnAttention(layer_id(node), p, row_dimension=row)
+        return Step(node.name, tuple(tensors), {key: self.filled(value) for key, value in given.items()}, node.name)
+
+    @staticmethod
+    def _row_dimension(value: Tensor) -> int | None:
+        """Return the first dimension that grows with the batch; None without one."""
+        return next((at for at, size in enumerate(value.shape) if isinstance(size, torch.SymInt)), None)
 
     def tensor(self, node: Any, kind: str) -> Any:
         """Return the parameter or buffer that a node stands for; None if it is none of this kind."""
@@ -254,6 +295,23 @@ def _batch_norm(builder: StepBuilder, node: Any) -> nn.Module | None:
     return module
 
 
+_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_GIVEN = {"uniform": ("from", "to"), "normal": ("mean", "std"), "bernoulli": ("p",)}
+"""Names of the parameters of each distribution."""
+_DRAWS: dict[str, tuple[Distribution, int, tuple[float, ...]]] = {
+    "aten.rand.default": ("uniform", 1, (0.0, 1.0)),
+    "aten.rand_like.default": ("uniform", 1, (0.0, 1.0)),
+    "aten.uniform_.default": ("uniform", 1, (0.0, 1.0)),
+    "aten.randn.default": ("normal", 1, (0.0, 1.0)),
+    "aten.randn_like.default": ("normal", 1, (0.0, 1.0)),
+    "aten.normal_.default": ("normal", 1, (0.0, 1.0)),
+    "aten.normal.float_float": ("normal", 0, (0.0, 1.0)),
+    "aten.bernoulli.default": ("bernoulli", 0, (0.5,)),
+    "aten.bernoulli.p": ("bernoulli", 1, (0.5,)),
+    "aten.bernoulli_.float": ("bernoulli", 1, (0.5,)),
+    "aten.bernoulli_.Tensor": ("bernoulli", 1, (0.5,)),
+}
+"""Distribution of each operation that draws, the position of its first parameter, and the parameters' defaults."""
 _MODULES: dict[str, Callable[[StepBuilder, Any], nn.Module | None]] = {
     "aten.linear.default": _linear,
     "aten.addmm.default": _addmm,

@@ -40,7 +40,7 @@ _TRY = {
 """Hints for failures of user code, by the part that failed."""
 _TRY_LAYER = "call the model without hpgo on inputs of {rows} rows: all of it must run there, too"
 MAX_BATCHES = 8
-"""Maximum number of batches that passes take in turn. Not tuned. Twice as many need twice the passes to be measured."""
+"""Maximum number of batches that passes take in turn. Not tuned. Twice this number needs twice the passes."""
 _COPIES = 3
 """Copies of each trained weight: the weight, its gradient, and what a backward pass adds to the gradient."""
 

@@ -29,8 +29,13 @@ class Share:
     [[6.0], [7.0]]
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], samples: Sequence[range]) -> None:
-        """Store the tensors. `samples` are the numbers in the global batch of their rows, in order."""
+    def __init__(self, tensors: Sequence[torch.Tensor], samples: Sequence[range], *, count: int | None = None) -> None:
+        """Store the tensors. `samples` are the numbers in the global batch of their rows, in order.
+
+        `count` is the number of samples of the global batch that count; None if all do.
+        """
+        self.count = count
+        """Number of samples of the global batch that count. The others fill up the last batch; None if all count."""
         self.tensors = tuple(check_list("the tensors", tensors))
         for tensor in self.tensors:
             check_is("one of the tensors", tensor, torch.Tensor, "give tensors with a row for each sample")
@@ -51,7 +56,7 @@ class Share:
     def to(self, device: torch.device) -> Share:
         """Return a copy on a device."""
         # The samples were checked at construction. Copying the fields avoids checking them again in every step.
-        moved = Share((), ())
+        moved = Share((), (), count=self.count)
         moved.tensors = tuple(tensor.to(device, non_blocking=True) for tensor in self.tensors)
         moved._starts, moved._shifts = self._starts, self._shifts
         return moved
@@ -74,7 +79,8 @@ def as_share(what: str, given: object, tree: Tree, size: int, device: torch.devi
         if not one.dim() or len(one) != size:
             raise ArgumentError(
                 f"{what} have {pluralize(len(one) if one.dim() else 0, 'row')}, but a step takes {size}",
-                "give the whole global batch on every rank, or use `Pipeline.loader`",
+                "give the whole global batch on every rank, or use `Pipeline.loader`, whose `drop_last=False` also"
+                " yields the smaller last batch of a data set",
             )
     return Share(tensors if device is None else [one.to(device) for one in tensors], [range(size)])
 
@@ -86,7 +92,8 @@ class Loader:
 
     Every rank of a run sees the same order and reads its own samples of it. One iteration is an epoch. The next one
     continues where the last has ended, also after `load_state_dict`. A last, incomplete batch is left out: `dropped`
-    samples of each epoch.
+    samples of each epoch. With `drop_last=False`, it is filled up by its last sample, and `Share.count` is the number
+    of samples that count.
     """
 
     def __init__(
@@ -98,6 +105,7 @@ class Loader:
         seed: int = 0,
         shuffle: bool = True,
         workers: int = 0,
+        drop_last: bool = True,
         collate: Callable[[Sequence[Any]], tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] | None = None,
     ) -> None:
         """Check the data set. `samples` are the numbers in the global batch that this rank reads.
@@ -113,6 +121,8 @@ class Loader:
         self._size = check_int("global_batch_size", global_batch_size)
         self._seed = check_int("seed", seed, minimum=0, maximum=MAX_SEED)
         self._shuffle, self._workers = shuffle, check_int("workers", workers, minimum=0)
+        check_flag("drop_last", drop_last)
+        self._drops_last = drop_last
         self._collate = collated if collate is None else collate
         self.epoch = 0
         self.position = 0
@@ -125,12 +135,13 @@ class Loader:
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
-        return len(self._dataset) // self._size
+        whole, rest = divmod(len(self._dataset), self._size)
+        return whole + (rest > 0 and not self._drops_last)
 
     @property
     def dropped(self) -> int:
         """Number of samples that each epoch leaves out, because they do not fill a batch."""
-        return len(self._dataset) % self._size
+        return len(self._dataset) % self._size if self._drops_last else 0
 
     def state_dict(self) -> dict[str, int]:
         """Return the position in the data. `load_state_dict` continues there."""
@@ -166,7 +177,9 @@ class Loader:
         mine = [at for samples in self._samples for at in samples]
         begins = range(self.position * self._size, len(self) * self._size, self._size)
         # Indices of one rank only: other samples are never read here, which matters where decoding is slow.
-        indices = [[order[begin + at] for at in mine] for begin in begins]
+        # Fill up the last batch, because all batches have one number of rows. Its `count` leaves these rows out.
+        last = len(order) - 1
+        indices = [[order[min(begin + at, last)] for at in mine] for begin in begins]
         if not mine:
             # An idle rank reads nothing, but counts the same batches as the others.
             batches: Any = ((), ()), *(((), ()) for _ in begins[1:])
@@ -179,9 +192,10 @@ class Loader:
                 # Without it, the loader draws from torch's generator at each start, so a resumed run would differ.
                 generator=self._generator(),
             )
-        for inputs, targets in batches:
+        for begin, (inputs, targets) in zip(begins, batches, strict=True):
             self.position += 1
-            yield Share(inputs, self._samples), Share(targets, self._samples)
+            count = min(self._size, len(order) - begin)
+            yield Share(inputs, self._samples, count=count), Share(targets, self._samples, count=count)
 
 
 def length_of(dataset: Any) -> int:

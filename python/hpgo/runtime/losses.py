@@ -79,6 +79,10 @@ class FlatLoss:
         given = tuple(outputs) if self._outputs is None else self._outputs.build(outputs)
         return self.loss(plain(given), self._targets.build(targets))
 
+    def of(self, function: Callable[[Any, Any], Any]) -> FlatLoss:
+        """Return another function of the same outputs and targets, such as a metric."""
+        return FlatLoss(function, self._outputs, self._targets)
+
     def copied(self) -> FlatLoss:
         """Return the loss with a copy of a module, whose buffers a call may change."""
         loss = copy.deepcopy(self.loss) if isinstance(self.loss, nn.Module) else self.loss

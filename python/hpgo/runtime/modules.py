@@ -19,11 +19,14 @@ from torch import nn
 from hpgo.base.checks import check_flag, check_is, check_list
 from hpgo.base.messages import did_you_mean, safe_repr
 from hpgo.errors import ArgumentError
+from hpgo.runtime.trees import arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
+
+    from hpgo.runtime.trees import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,12 @@ class Network:
         self._outputs: tuple[str, ...] = ()
 
     @classmethod
-    def chain(cls, modules: nn.Sequential | Mapping[str, nn.Module] | Iterable[nn.Module]) -> Network:
+    def chain(
+        cls, modules: nn.Sequential | Mapping[str, nn.Module] | Iterable[nn.Module], inputs: Tree | None = None
+    ) -> Network:
         """Return a network of modules that feed each other in order, with names as ids, or numbers from 0.
 
+        The first one gets `inputs`: a tuple as positional arguments, a dict as keyword arguments; None is one tensor.
         Shared parameters stay shared. Raises ArgumentError for anything but modules.
 
         >>> Network.chain(nn.Sequential(nn.Linear(2, 2), nn.Tanh())).edges
@@ -76,12 +82,14 @@ class Network:
             hint = "give a list of torch.nn modules"
             listing = () if isinstance(modules, dict) else check_list("the modules", modules, hint=hint)
             named = dict(modules) if isinstance(modules, dict) else {str(at): one for at, one in enumerate(listing)}
-        network, last = cls(), "input:0"
+        network, feeds = cls(), tuple(f"input:{at}" for at in range(1 if inputs is None else inputs.count))
         for layer, module in named.items():
             if not isinstance(module, nn.Module):
                 raise ArgumentError(f"layer `{layer}` is {safe_repr(module)}", "give a list of torch.nn modules")
-            network.put(NetworkLayer(layer, Given(module), (last,), has_weights=True))
-            last = layer
+            # Only the first module reads inputs. A tensor or a tuple of tensors are its arguments already.
+            given = module if inputs is None or inputs.is_flat or network.nodes else _taking(inputs, module)
+            network.put(NetworkLayer(layer, Given(given), feeds, has_weights=True))
+            feeds = (layer,)
         holders: dict[int, list[tuple[str, str]]] = {}
         for layer, module in named.items():
             for name, parameter in module.named_parameters():
@@ -222,6 +230,21 @@ class Given:
     def __call__(self) -> nn.Module:
         """Return the module of this layer."""
         return self._module
+
+
+def _taking(tree: Tree, module: nn.Module) -> nn.Module:
+    """Return a module with the same weights that takes the flat tensors of inputs of the structure `tree`."""
+    # A shallow copy shares all weights, and leaves the class of the user's module as it is.
+    kind, flat = type(module), copy.copy(module)
+
+    def forward(self: nn.Module, *tensors: Tensor) -> Any:
+        given, named = arguments(tree.build(tensors))
+        return kind.forward(self, *given, **named)
+
+    # Another class instead of a module around it, so that weights keep their names.
+    names = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    flat.__class__ = type(kind.__name__, (kind,), names)
+    return flat
 
 
 def _on_meta(tensor: Tensor) -> Tensor:

@@ -56,10 +56,21 @@ def run_for_shapes(module: nn.Module, arguments: list[Any], call: Call) -> Shape
             raise
     else:
         return ShapePass(output, changed, needs_values=False)
+    try:
+        return _run_on_real(module, arguments, call, whole=0)
+    except HpgoError:
+        raise
+    except Exception:  # noqa: BLE001 -- the user's module may raise any error
+        # Any index may be 0, but lengths must not.
+        return _run_on_real(module, arguments, call, whole=1)
+
+
+def _run_on_real(module: nn.Module, arguments: list[Any], call: Call, *, whole: int) -> ShapePass:
+    """Run the module on real tensors, in which whole numbers are `whole`."""
     # The values must not depend on what the user's program has drawn before, nor change what it draws next.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        stand_ins = _StandIns()
+        stand_ins = _StandIns(whole)
         real = fill_module(copy.deepcopy(module).to_empty(device="cpu"))
         output, changed = _run(real, tree_map_only(torch.Tensor, stand_ins.real, arguments), call)
     return ShapePass(tree_map_only(torch.Tensor, stand_ins.on_meta, output), changed, needs_values=True)
@@ -124,7 +135,9 @@ class _LastCall(TorchFunctionMode):
 class _StandIns:
     """Real tensors for meta tensors, and back. Tensors that share memory do so on both sides."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: int) -> None:
+        """Begin without tensors. Whole numbers in new ones will be `whole`."""
+        self._whole = whole
         self._memory: dict[int, Tensor] = {}
         """Real memory, as a flat tensor, by that of a meta tensor."""
         self._meta: dict[int, Tensor] = {}
@@ -136,7 +149,8 @@ class _StandIns:
         if place not in self._memory:
             flat = torch.empty(given.untyped_storage().nbytes() // given.element_size(), dtype=given.dtype)
             # `clone` makes a non-leaf, because in-place changes of leaves that require gradients raise.
-            self._memory[place] = fill_plausibly(flat).requires_grad_(given.requires_grad).clone()
+            filled = fill_plausibly(flat) if flat.is_floating_point() else flat.fill_(self._whole)
+            self._memory[place] = filled.requires_grad_(given.requires_grad).clone()
         flat = self._memory[place]
         self._meta.setdefault(flat.untyped_storage()._cdata, given)
         return flat.as_strided(given.shape, given.stride(), given.storage_offset())

@@ -122,7 +122,8 @@ class StageModule(nn.Module):
             if tensor.shape != value.shape_of(rows):
                 raise ArgumentError(
                     f"`{value.name}` has the shape {tuple(tensor.shape)}, but must have {value.shape_of(rows)}",
-                    "give inputs with the shapes of the workload's example, with a row for each sample",
+                    "give inputs with the shapes of the workload's example, with a row for each sample; for batches of"
+                    " several shapes, give a list of modules and `Workload(…, dynamic_shapes=True)`",
                 )
             if value.is_input and self._dtype is not None and tensor.is_floating_point():
                 tensor = tensor.to(self._dtype)  # noqa: PLW2901 -- inputs are cast like weights

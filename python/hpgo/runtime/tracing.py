@@ -55,6 +55,13 @@ def trace(
     except Exception as error:  # torch or the user's module may raise any error
         # If the model fails without export, too, its own error is the more helpful one.
         _check_example(model, tree, inputs)
+        if "Constraints violated (batch)" in str(error):
+            raise ArgumentError(
+                f"torch can't export {type(model).__name__}: its code takes the number of samples for a constant",
+                "write `x.shape[0]` for `len(x)` and for stored numbers of samples, or give the model as a list of"
+                " modules or a hpgo.runtime.Network",
+                code="unsupported",
+            ) from error
         raise ArgumentError(
             f"torch can't export {type(model).__name__}{_blame(error)}: {type(error).__name__}: "
             f"{shorten(_first_line(error), 200)}",

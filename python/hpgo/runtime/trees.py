@@ -45,7 +45,7 @@ class Tree:
     (tensor([1., 1., 1.]),)
     """
 
-    __slots__ = ("_is_tuple", "_leaves", "_spec", "count", "is_single")
+    __slots__ = ("_is_tuple", "_leaves", "_spec", "count", "is_flat", "is_single")
 
     def __init__(self, spec: Any, leaves: tuple[Any, ...]) -> None:
         """Store the structure, and its constants with the places of tensors between them. Created by `of`."""
@@ -56,8 +56,10 @@ class Tree:
         """Whether it is a tensor alone."""
         # Nearly all layers return a tensor or a tuple of tensors, which need no walk through a structure.
         numbers = tuple(range(len(leaves)))
-        is_flat = self.count == len(leaves) and pytree.tree_unflatten(numbers, spec) == numbers
-        self._is_tuple = spec.type is tuple and is_flat
+        has_places = self.count == len(leaves) and pytree.tree_unflatten(numbers, spec) == numbers
+        self._is_tuple = spec.type is tuple and has_places
+        self.is_flat = self.is_single or self._is_tuple
+        """Whether it is a tensor, or a tuple of tensors."""
 
     @classmethod
     def of(cls, given: Any, what: str = "the result") -> tuple[Tree, tuple[Tensor, ...]]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves
 
 from hpgo.base.checks import check_flag, check_int, check_is, check_list
 from hpgo.base.messages import did_you_mean, safe_repr, shorten
@@ -50,6 +52,9 @@ class Workload:
     name `loss`, or as the first of several. Without `example_targets`, `loss` and `weight` get the inputs in their
     place, and data sets have inputs alone.
 
+    Training batches have the example's shapes but for the number of samples. With `dynamic_shapes`, which lists and
+    networks can have, the other sizes may differ from batch to batch, too.
+
     >>> toy = Workload([nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)], torch.zeros(2, 4), torch.zeros(2, 2),
     ...                loss=nn.functional.mse_loss)
     >>> toy.layers
@@ -71,6 +76,7 @@ class Workload:
         *,
         weight: Callable[[Any], Tensor] | None = None,
         name: str = "",
+        dynamic_shapes: bool = False,
     ) -> None:
         self.inputs, self.example_inputs = _read("example_inputs", example_inputs)
         self.has_targets = example_targets is not None
@@ -86,6 +92,9 @@ class Workload:
         if weight is not None and not callable(weight):
             raise ArgumentError(f"`weight` is {safe_repr(weight)}", "give a function of targets, or leave it out")
         check_is("`name`", name, str, "give text")
+        check_flag("dynamic_shapes", dynamic_shapes)
+        self.dynamic_shapes = dynamic_shapes
+        """Whether batches may have other sizes than the example, such as texts of another length."""
         self.loss, self.weight, self.name = own_loss if loss is None else loss, weight, name
         self._loss_device: torch.device | None = None
         self.is_on_meta = False
@@ -99,15 +108,16 @@ class Workload:
         model = getattr(model, "_orig_mod", model)
         # Keep the graph of an exported model. Each unit of layers is another network of the same graph.
         self._graph = _graph(model, self.inputs, self.example_inputs)
-        if self._graph is None and not (self.inputs.is_single or isinstance(model, Network)):
+        if dynamic_shapes and self._graph is not None:
             raise ArgumentError(
-                f"`example_inputs` are {self.inputs!r}, but the first of a list of modules takes one tensor",
-                "give one tensor, or a module that takes them all, or a hpgo.runtime.Network",
+                f"{type(model).__name__} is exported for the shapes of its example, so batches can't have others",
+                "leave out `dynamic_shapes` and pad all batches to one shape, or give the model as a list of modules",
+                code="unsupported",
             )
         self._named_model: nn.Module | None = None if self._graph is None else self._graph.model
         self.config = configuration(model)
         """Content of the `config.json` of a model of transformers; None for any other model."""
-        self._take(_network(model) if self._graph is None else self._graph.network("op"), "op")
+        self._take(_network(model, self.inputs) if self._graph is None else self._graph.network("op"), "op")
 
     def _take(self, network: Network, grain: str) -> None:
         self.network = network
@@ -331,6 +341,26 @@ class Workload:
             self._looks[dtype] = look(self.network_in(dtype), self.example_inputs, dtype)
         return self._looks[dtype]
 
+    def look_at(self, dtype: torch.dtype | None, shapes: Sequence[tuple[int, ...]]) -> dict[str, LayerRecording]:
+        """Return the recordings of each layer for samples of other shapes than the example's, one for each input.
+
+        Raises ArgumentError for a layer that can't run on them, or whose results differ by more than their sizes.
+        """
+        inputs = [
+            torch.empty((len(one), *shape), dtype=one.dtype, device="meta")
+            for one, shape in zip(self.example_inputs, shapes, strict=True)
+        ]
+        recordings = look(self.network_in(dtype), inputs, dtype)
+        for layer, usual in self.look(dtype).items():
+            if recordings[layer].kind != usual.kind:
+                raise ArgumentError(
+                    f"layer `{layer}` returns other kinds of values for samples of {', '.join(map(str, shapes))} than"
+                    " for the example",
+                    "let it return the same containers, types and constants for all shapes, or pad the batches",
+                    code="user_code",
+                )
+        return recordings
+
     def outputs(self, dtype: torch.dtype | None) -> list[Value]:
         """Return the shapes and types of the tensors that the model returns, with weights of `dtype`."""
         recordings = self.look(dtype)
@@ -476,11 +506,11 @@ def _graph(model: Any, tree: Tree, inputs: Sequence[Tensor]) -> Graph | None:
     return exported(model, tree, inputs)
 
 
-def _network(model: Any) -> Network:
+def _network(model: Any, inputs: Tree) -> Network:
     if isinstance(model, Network):
         return model
     if isinstance(model, (nn.Sequential, nn.ModuleList, list, tuple, dict)):
-        return Network.chain(model)
+        return Network.chain(model, inputs)
     raise ArgumentError(
         f"`model` is {safe_repr(model)}, but must be a module, a list of modules or a Network", "give one of these"
     )
@@ -488,6 +518,20 @@ def _network(model: Any) -> Network:
 
 def _read(what: str, given: Any) -> tuple[Tree, tuple[Tensor, ...]]:
     """Return the structure of an example and its tensors. Raise ArgumentError unless each has a row for each sample."""
+    for one in tree_leaves(given, is_leaf=lambda one: isinstance(one, PackedSequence)):
+        if isinstance(one, PackedSequence):
+            raise ArgumentError(
+                f"`{what}` has a PackedSequence, whose rows are time steps of several samples",
+                "give the padded tensor and the lengths as inputs, and call `pack_padded_sequence(padded,"
+                " lengths.cpu(), batch_first=True, enforce_sorted=False)` in the layer",
+                code="unsupported",
+            )
+        if isinstance(one, torch.Tensor) and one.is_nested:
+            raise ArgumentError(
+                f"`{what}` has a nested tensor, whose samples have different lengths",
+                "give `tensor.to_padded_tensor(0.0)`, and the lengths or a mask as another input",
+                code="unsupported",
+            )
     tree, tensors = Tree.of(plain(given), f"`{what}`")
     return tree, _with_rows(what, given, tensors)
 

@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader
 from hpgo.base.messages import safe_repr, shorten
 from hpgo.errors import ArgumentError
 from hpgo.programs.schedule import KINDS
+from hpgo.runtime.dynamic_shapes import ShapedEngines
 from hpgo.runtime.engine import Batch, Engine, StageRun
-from hpgo.runtime.loader import Share, collated, length_of
+from hpgo.runtime.loader import Share, length_of
 from hpgo.runtime.messages import Messages
 from hpgo.runtime.passes import running
 from hpgo.runtime.progress import HERE
@@ -70,9 +71,12 @@ def forward_program(program: Program) -> Program:
 class EvaluationRun(StageRun):
     """One stage of a rank in evaluation. The last stage adds up losses and metrics."""
 
-    def begin(self, outputs: Sequence[Value], metrics: Mapping[str, Metric], sums: torch.Tensor) -> None:
+    outputs: Sequence[Value] = ()
+    """Values that the model returns for the current batch."""
+
+    def begin(self, metrics: Mapping[str, Metric], sums: torch.Tensor) -> None:
         """Begin an evaluation. `sums` has a row for the loss and each metric: its sum, and the sum of its weights."""
-        self._outputs, self._metrics, self._sums, self.samples = outputs, metrics, sums, 0
+        self._metrics, self._sums = metrics, sums
 
     def forward(
         self, micro_batch: int, batch: Batch, exchange: Exchange, received: Sequence[torch.Tensor]
@@ -85,7 +89,8 @@ class EvaluationRun(StageRun):
             outputs: Sequence[torch.Tensor] = self.part(*values, rows=self._rows)
             if self.stage.is_last:
                 # The last batch of the data may be filled with repeated samples, which don't count.
-                count = min(self._rows, self.samples - begin)
+                counted = end if batch.count is None else batch.count
+                count = min(self._rows, counted - begin)
                 if count > 0:
                     self._add(outputs, batch.targets.rows(begin, begin + count), count)
                 return []
@@ -96,14 +101,12 @@ class EvaluationRun(StageRun):
 
     def _add(self, outputs: Sequence[torch.Tensor], targets: tuple[torch.Tensor, ...], count: int) -> None:
         own = tuple(
-            tensor[:count] if value.by_row else tensor for tensor, value in zip(outputs, self._outputs, strict=True)
+            tensor[:count] if value.by_row else tensor for tensor, value in zip(outputs, self.outputs, strict=True)
         )
         self._sums[0, 0] += self._workload.loss_of(own, targets).detach()
         self._sums[0, 1] += self._workload.weight_of(targets).sum()
-        given = own[0] if len(own) == 1 else own
-        wanted = targets[0] if len(targets) == 1 else targets
         for at, (name, metric) in enumerate(self._metrics.items(), start=1):
-            sums, counts = _counted(name, metric(given, wanted), count)
+            sums, counts = _counted(name, self._workload.flat_loss.of(metric)(own, targets), count)
             self._sums[at, 0] += sums
             self._sums[at, 1] += counts
 
@@ -147,7 +150,7 @@ class Evaluation:
         parts: Mapping[int, StageModule],
         cuts: Sequence[Sequence[PassedTensor]],
         groups: NeighbourGroups,
-        outputs: Sequence[Value],
+        dtype: torch.dtype | None,
         autocast: Callable[[], Any],
         stamps: Stamps,
         device: torch.device,
@@ -155,7 +158,7 @@ class Evaluation:
         """Prepare the forward passes. `cuts` are the tensors behind each stage, which `groups` transport."""
         forward = forward_program(program)
         mine = forward.for_rank(rank)
-        self._workload, self._device, self._outputs, self._parts = workload, device, outputs, parts
+        self._workload, self._device, self._parts = workload, device, parts
         self._runs = {
             stage.stage: EvaluationRun(
                 stage,
@@ -167,18 +170,21 @@ class Evaluation:
             )
             for stage in mine.stages
         }
-        messages = Messages(forward, rank, cuts, groups, device)
-        self._engine = Engine(mine, self._runs, messages, _NoSums(), stamps)
+
+        def make(cuts: Sequence[Sequence[PassedTensor]]) -> Engine:
+            return Engine(mine, self._runs, Messages(forward, rank, cuts, groups, device), _NoSums(), stamps)
+
+        self._engines = ShapedEngines(workload, dtype, parts=parts, cuts=cuts, make=make, device=device)
 
     def run(
         self,
-        batches: Iterator[tuple[Share, Share, int]],
+        batches: Iterator[tuple[Share, Share]],
         metrics: Mapping[str, Metric],
         *,
         inputs_on: torch.device | None,
         targets_on: torch.device | None,
     ) -> dict[str, float]:
-        """Return the loss and the metrics over all `batches`, equal on all ranks. Each comes with its samples.
+        """Return the loss and the metrics over all `batches`, equal on all ranks.
 
         Inputs and targets are moved to the devices, unless they are None.
         """
@@ -186,20 +192,22 @@ class Evaluation:
         sums = torch.zeros(1 + len(metrics), 2, dtype=torch.float64, device=self._device)
         # Sums stay on the device until the end, since reading a number from a GPU waits for all its work.
         for one in self._runs.values():
-            one.begin(self._outputs, metrics, sums)
+            one.begin(metrics, sums)
         for part in self._parts.values():
             part.eval()
         try:
-            for at, (inputs, targets, count) in enumerate(batches):
+            for at, (inputs, targets) in enumerate(batches):
+                fitted = self._engines.fit(inputs)
                 for one in self._runs.values():
-                    one.samples = count
-                self._engine.step(
+                    one.outputs = fitted.outputs
+                fitted.engine.step(
                     Batch(
                         step=at,
                         inputs=inputs if inputs_on is None else inputs.to(inputs_on),
                         targets=targets if targets_on is None else targets.to(targets_on),
                         scale=1.0,
                         loss=torch.zeros((), device=self._device),
+                        count=inputs.count,
                     )
                 )
         finally:
@@ -236,11 +244,17 @@ def check_metrics(metrics: object) -> dict[str, Metric]:
 
 
 def whole_data(
-    dataset: Any, *, global_batch_size: int, samples: Sequence[range], workers: int
-) -> Iterator[tuple[Share, Share, int]]:
-    """Yield each sample of a data set once, in its order, as global batches with the number of samples that count.
+    dataset: Any,
+    *,
+    global_batch_size: int,
+    samples: Sequence[range],
+    workers: int,
+    collate: Callable[[Sequence[Any]], tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]],
+) -> Iterator[tuple[Share, Share]]:
+    """Yield each sample of a data set once, in its order, as global batches.
 
-    The last batch is filled up by its last sample. `samples` are the numbers in a batch that this rank reads.
+    The last batch is filled up by its last sample. `samples` are the numbers in a batch that this rank reads, and
+    `collate` makes flat inputs and targets of several samples.
     """
     length = length_of(dataset)
     if not length:
@@ -250,9 +264,9 @@ def whole_data(
     counts = [min(global_batch_size, length - begin) for begin in begins]
     indices = [[min(begin + at, length - 1) for at in mine] for begin in begins]
     batches: Any = (
-        DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collated)
+        DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate)
         if mine
         else [((), ())] * len(counts)
     )
     for (inputs, targets), count in zip(batches, counts, strict=True):
-        yield Share(inputs, samples), Share(targets, samples), count
+        yield Share(inputs, samples, count=count), Share(targets, samples, count=count)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 import torch.distributed as dist
 
-from hpgo.base.checks import check_int, choice, number
+from hpgo.base.checks import check_flag, check_int, choice, number
 from hpgo.base.files import as_path
 from hpgo.base.messages import safe_repr
 from hpgo.errors import ArgumentError, RunError
 from hpgo.runtime.checkpoint import RankState
+from hpgo.runtime.dynamic_shapes import ShapedEngines
 from hpgo.runtime.engine import Batch, Engine, StageRun
-from hpgo.runtime.loader import Loader, Share, as_share, repeated
+from hpgo.runtime.loader import Loader, Share, as_share, length_of, repeated
 from hpgo.runtime.losses import remarks
 from hpgo.runtime.memory import Peak
 from hpgo.runtime.messages import Messages, boundary_tensors
@@ -31,6 +32,7 @@ from hpgo.runtime.train.optimizer import ShardedOptimizer
 from hpgo.runtime.train.saver import Saver
 from hpgo.runtime.user_functions import made_by
 from hpgo.runtime.weight_files import load_weights
+from hpgo.runtime.workload import Workload
 
 if TYPE_CHECKING:
     import os
@@ -38,11 +40,12 @@ if TYPE_CHECKING:
 
     from hpgo.planning.plans import Plan
     from hpgo.programs.program import Program
+    from hpgo.runtime.messages import PassedTensor
     from hpgo.runtime.session import NeighbourGroups
+    from hpgo.runtime.stage_module import Value
     from hpgo.runtime.train.evaluation import Metric
     from hpgo.runtime.train.gradients import Weight
     from hpgo.runtime.train.torch_backend import TorchEngine
-    from hpgo.runtime.workload import Workload
 
 Backend = Literal["hpgo", "torch"]
 """Implementation that transfers tensors."""
@@ -123,6 +126,12 @@ class Pipeline(RankPipeline):
         self._backend = choice("back-end", backend, get_args(Backend))
         self._pipelines: Sequence[tuple[int, ...]] = []
         if self._backend == "torch":
+            if isinstance(workload, Workload) and workload.dynamic_shapes:
+                raise ArgumentError(
+                    "torch's pipelining sends tensors of one shape, but the workload has `dynamic_shapes`",
+                    "leave out `backend` to use hpgo's engine",
+                    code="unsupported",
+                )
             from hpgo.runtime.train import torch_backend  # takes seconds to import
 
             self._pipelines = torch_backend.pipelines(runnable.program)
@@ -176,6 +185,7 @@ class Pipeline(RankPipeline):
         program, mine, workload = self.program, self.mine, self.workload
         find_nan = self._options.find_nan
         parts = self._stage_modules({stage.stage for stage in mine.stages})
+        self._has_batch_norm = any(part.joins for part in parts)
         cuts = boundary_tensors(parts, program.schedule.stages_per_pipeline)
         # Creating process groups is collective: every rank creates all of them, also groups that it is not in.
         ranks = Ranks(program, workload.tied_weights)
@@ -185,7 +195,7 @@ class Pipeline(RankPipeline):
         self.parts = {stage.stage: parts[stage.stage].to(self.device) for stage in mine.stages}
         self._reads_inputs = any(value.is_input for part in self.parts.values() for value in part.takes)
         self._reads_targets = any(stage.is_last for stage in mine.stages)
-        self._outputs = workload.outputs(self._options.dtype) if self._reads_targets else []
+        self._outputs: Sequence[Value] = workload.outputs(self._options.dtype)
         self._check_loss(stacklevel=5)
         for stage, part in self.parts.items():
             if stage in groups.replicas:
@@ -229,6 +239,7 @@ class Pipeline(RankPipeline):
         if self._begin_with is not None:
             self._state.others |= load_weights(self._begin_with, self.parts, self._state.names)
         self.engine: Engine | TorchEngine
+        self._engines: ShapedEngines | None = None
         if self._backend == "torch":
             from hpgo.runtime.train.torch_backend import TorchEngine
 
@@ -246,9 +257,16 @@ class Pipeline(RankPipeline):
                     device=self.device,
                 )
         else:
-            self._groups = self._neighbour_groups(cuts)
-            messages = Messages(program, mine.rank, cuts, self._groups, self.device)
-            self.engine = Engine(mine, runs, messages, self._gradients, self._stamps)
+            groups_of_peers = self._groups = self._neighbour_groups(cuts)
+
+            def make(cuts: Sequence[Sequence[PassedTensor]]) -> Engine:
+                messages = Messages(program, mine.rank, cuts, groups_of_peers, self.device)
+                return Engine(mine, runs, messages, self._gradients, self._stamps)
+
+            self._engines = ShapedEngines(
+                workload, self._options.dtype, parts=self.parts, cuts=cuts, make=make, device=self.device
+            )
+            self.engine = self._engines.first.engine
         self._peak = Peak(self.device)
 
     @property
@@ -275,13 +293,28 @@ class Pipeline(RankPipeline):
                 found.update(row + micro_batch * size for row in stage.rows)
         return _ranges(sorted(found))
 
-    def loader(self, dataset: Any, *, shuffle: bool = True, seed: int | None = None, workers: int = 0) -> Loader:
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        shuffle: bool = True,
+        seed: int | None = None,
+        workers: int = 0,
+        drop_last: bool = True,
+    ) -> Loader:
         """Return a loader that yields one global batch per step, of which it reads this rank's samples.
 
         `dataset` has `len(dataset)` and pairs `dataset[i]` of inputs and targets, or inputs alone if the workload has
-        no targets. `module:function` is a function that returns one. `workers` processes read ahead. Raises
-        ArgumentError for a data set smaller than a global batch.
+        no targets. `module:function` is a function that returns one. `workers` processes read ahead. With
+        `drop_last=False`, an epoch ends with the samples that don't fill a batch, and that step has their mean loss.
+
+        Raises ArgumentError for a data set smaller than a global batch, unless `drop_last` is False, and for
+        `drop_last=False` if the result for a sample depends on the others: batch normalization, or a model that returns
+        its own loss.
         """
+        check_flag("drop_last", drop_last)
+        if not drop_last:
+            self._check_last_batch()
         if isinstance(dataset, str):
             with torch.random.fork_rng(devices=[]):  # its random numbers must not affect the run
                 dataset = made_by(
@@ -294,12 +327,31 @@ class Pipeline(RankPipeline):
             seed=self._options.seed if seed is None else seed,
             shuffle=shuffle,
             workers=workers,
+            drop_last=drop_last,
             collate=self.workload.collated,
         )
         if self._data_position is not None:
             self._loader.load_state_dict(self._data_position)
             self._data_position = None
         return self._loader
+
+    def _check_last_batch(self) -> None:
+        """Raise ArgumentError if a batch can't be filled up by samples that do not count."""
+        hint = "leave out `drop_last=False`, so that each epoch ends with a whole batch"
+        if self._has_batch_norm:
+            raise ArgumentError(
+                "the last batch of a data set is filled up by its last sample, which batch normalization would count",
+                hint,
+                code="unsupported",
+            )
+        for value in self.workload.outputs(self._options.dtype):
+            if not value.by_row:
+                raise ArgumentError(
+                    "the last batch of a data set is filled up by its last sample, which would count in "
+                    f"`{value.name}`: the model returns it for all samples together",
+                    f"{hint}, or let the model return its scores and give the loss as a function",
+                    code="unsupported",
+                )
 
     def example(self) -> tuple[Share, Share]:
         """Return a global batch of inputs and targets that repeats the workload's example."""
@@ -325,6 +377,7 @@ class Pipeline(RankPipeline):
             scale=1.0,
             loss=torch.zeros((), dtype=torch.float64, device=self.device),
         )
+        batch.count = batch.inputs.count
         # An exception leaves this set. The pipeline is then unusable, since other ranks may wait in the middle of a
         # step.
         self._failed = True
@@ -332,6 +385,9 @@ class Pipeline(RankPipeline):
         with naming_rank("it is what a layer or the loss raised"):
             if self._rates is not None:
                 self._rates.set(self.steps)
+            if self._engines is not None:
+                fitted = self._engines.fit(batch.inputs)
+                self.engine, self._outputs = fitted.engine, fitted.outputs
             # Check the loss only now: the first batch can have properties that the workload's example lacks.
             if not self._has_stepped:
                 self._check_loss(batch, stacklevel=3)
@@ -380,16 +436,27 @@ class Pipeline(RankPipeline):
                 parts=self.parts,
                 cuts=self._cuts,
                 groups=self._groups,
-                outputs=self._outputs,
+                dtype=self._options.dtype,
                 autocast=self._options.cast,
                 stamps=self._stamps,
                 device=self.device,
+            )
+        rest = length_of(dataset) % self.program.global_batch_size
+        together = [one.name for one in self.workload.outputs(self._options.dtype) if not one.by_row]
+        if rest and together:
+            raise ArgumentError(
+                f"the model returns `{together[0]}` for all samples together, so the last {rest} samples of the"
+                f" validation data don't make a batch of {self.program.global_batch_size}",
+                f"give a multiple of {self.program.global_batch_size} samples, or let the model return its scores and"
+                " give the loss as a function",
+                code="unsupported",
             )
         batches = whole_data(
             dataset,
             global_batch_size=self.program.global_batch_size,
             samples=self.samples,
             workers=check_int("workers", workers, minimum=0),
+            collate=self.workload.collated,
         )
         # Like in a step, other ranks may wait in the middle of an evaluation that has failed.
         self._failed = True
@@ -498,7 +565,9 @@ class Pipeline(RankPipeline):
                 continue
             first, last = self.program.schedule.micro_batches[stage.chain]
             samples = [row + at * size for at in range(first, last) for row in stage.rows]
-            samples = samples[:: math.ceil(len(samples) / _MAX_COMPARED)]
+            if batch is not None and batch.count is not None:
+                samples = [at for at in samples if at < batch.count]
+            samples = samples[:: max(1, math.ceil(len(samples) / _MAX_COMPARED))]
             found = remarks(
                 self.workload,
                 self._outputs,
@@ -540,8 +609,9 @@ class Pipeline(RankPipeline):
         """Return the factor of a sample's weighted loss in the mean or in the sum."""
         if self.workload.adds_up:
             return 1.0
+        count = self.program.global_batch_size if targets.count is None else targets.count
         if self.workload.weight is None:
-            return self.mine.loss_weight
+            return 1 / count
         # The mean is over the global batch, so weights of all samples must be summed before the first backward pass.
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         size = self.program.pipeline_micro_batch_size
@@ -549,7 +619,9 @@ class Pipeline(RankPipeline):
             if stage.is_last:
                 for micro_batch in range(*self.program.schedule.micro_batches[stage.chain]):
                     begin = micro_batch * size + stage.rows.start
-                    total += self.workload.weight_of(targets.rows(begin, begin + len(stage.rows))).sum()
+                    end = min(begin + len(stage.rows), count)
+                    if begin < end:
+                        total += self.workload.weight_of(targets.rows(begin, end)).sum()
         with HERE.meets("the sum of the samples' weights"):
             dist.all_reduce(total)
         if not total:
