@@ -27,8 +27,9 @@ from ports import free_port
 from test_run import finish, start
 from warm_runs import Runs
 
+from hpgo.runtime import progress
 from hpgo.runtime.failure_detection import FailureDetector, Limits
-from hpgo.runtime.progress import ALL, SAVE, ProgressEvent
+from hpgo.runtime.progress import ALL, HERE, SAVE, ProgressEvent, born, busy_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,7 +241,7 @@ def test_the_others_name_rank_0_even_if_what_they_share_goes_with_it(tmp_path: P
 def reports(*given: dict[str, object]) -> dict[int, bytes]:
     """What ranks write that do and wait for something."""
     usual = {"stages": (0,), "host": "box", "node": "", "pid": 1, "born": "", "does": "its work", "place": (0, 0)}
-    usual |= {"waits": None, "save": None, "is_lost": False, "has_left": False}
+    usual |= {"waits": None, "save": None, "running": (), "is_lost": False, "has_left": False}
     made = [ProgressEvent(**{**usual, "rank": rank, **one}) for rank, one in enumerate(given)]  # type: ignore[arg-type]
     return {one.rank: one.written(0) for one in made}
 
@@ -279,3 +280,42 @@ def test_who_was_stopped_itself_blames_nobody() -> None:
     verdict = judge.verdict()
     assert verdict is not None
     assert verdict.message == "rank 1 of stage 0 on box, last seen in its work: no sign of life for 5 s"
+
+
+def test_a_rank_that_computes_without_heartbeats_is_not_lost_and_a_stopped_one_is() -> None:
+    """A process that never writes stands for a rank in which a call holds Python's lock."""
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        mine = HERE.report()
+        where = {"node": mine.node, "pid": busy.pid, "born": born(busy.pid)}
+        near, far = (FailureDetector(3, Limits(silence_s=2), 0.0) for _ in range(2))
+
+        def beats(begin: int, end: int) -> list[str]:
+            """Messages of both detectors. Ranks 0 and 2 write, and rank 2 is on another node."""
+            for at in range(begin, end):
+                ticks, until_s = busy_ticks(busy.pid, born(busy.pid)), time.monotonic() + 20
+                while not is_stopped and busy_ticks(busy.pid, born(busy.pid)) == ticks and time.monotonic() < until_s:
+                    time.sleep(0.01)
+                values = reports({"running": near.running}, where, {"node": "elsewhere"})
+                raw = {
+                    rank: b"%d " % at + values[rank].partition(b" ")[2] for rank in ((0, 1, 2) if at == 0 else (0, 2))
+                }
+                for one, node in ((near, mine.node), (far, "elsewhere")):
+                    with pytest.MonkeyPatch.context() as patch:
+                        patch.setattr(progress, "_identity", lambda _, node=node: (node, mine.born))
+                        one.read(raw, at / 2)
+            return [verdict.message for one in (near, far) if (verdict := one.verdict()) is not None]
+
+        is_stopped = False
+        assert beats(0, 40) == []
+        assert (near.running, far.running) == ((1,), ())
+        busy.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, busy.pid, os.WSTOPPED)
+        is_stopped = True
+        assert beats(40, 43) == []
+        messages = beats(43, 50)
+        assert len(messages) == 2
+        assert set(messages) == {"rank 1 of stage 0 on box, last seen in its work: no sign of life for 2 s"}
+    finally:
+        busy.kill()
+        busy.wait()

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import warm_ranks
@@ -26,7 +26,12 @@ import runtime_ranks  # noqa: E402
 from refusals import refused  # noqa: E402
 
 from hpgo.runtime import Loader, Pipeline, Workload  # noqa: E402
+from hpgo.runtime.loader import collated  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
+from hpgo.runtime.train.evaluation import whole_data  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).parent.parent
 ORDERS = [family.name for family in hpgo.schedules() if family.trains and family.synchronization == "flush"]
@@ -357,6 +362,51 @@ def test_samples_that_make_no_batch_are_refused() -> None:
     ):
         with pytest.raises(hpgo.errors.ArgumentError, match=words):
             next(iter(Loader(samples, global_batch_size=4, samples=[range(4)])))
+
+
+class EndsAt(Recorded):
+    """Its sample 17 raises StopIteration, as `next` of a reader at its end does."""
+
+    def __getitem__(self, at: int) -> tuple[Any, int]:
+        if at == 17:
+            raise StopIteration
+        return super().__getitem__(at)
+
+
+class TogetherEndsAt(EndsAt):
+    def __getitems__(self, indices: list[int]) -> list[tuple[Any, int]]:
+        return [self[at] for at in indices]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [EndsAt, TogetherEndsAt])
+def test_a_sample_that_raises_stop_iteration_is_an_error_and_no_end(kind: type[EndsAt], workers: int) -> None:
+    loader = Loader(kind(24), global_batch_size=4, samples=[range(4)], shuffle=False, workers=workers)
+    batches = iter(loader)
+    assert [next(batches)[1].rows(0, 4)[0].tolist()[0] for _ in range(4)] == [0, 4, 8, 12]
+    with pytest.raises(hpgo.errors.ArgumentError, match=r"24 samples.*17.* raises StopIteration"):
+        next(batches)
+
+
+def test_validation_data_and_profiles_do_not_end_at_stop_iteration() -> None:
+    batches = whole_data(EndsAt(24), global_batch_size=8, samples=[range(8)], workers=0)
+    assert [count for _, _, count in (next(batches), next(batches))] == [8, 8]
+    with refused(hpgo.errors.ArgumentError, "user_code", "17"):
+        next(batches)
+    with refused(hpgo.errors.ArgumentError, "user_code", "17"):
+        hpgo.runtime.profile("runtime_models:chain", data=EndsAt(24), batch_sizes=[24], seconds=0)
+
+
+def test_an_epoch_with_fewer_batches_than_its_length_is_an_error() -> None:
+    def collate(samples: Sequence[Any]) -> Any:
+        if samples[0][1] == 8:
+            raise StopIteration
+        return collated(samples)
+
+    batches = iter(Loader(Recorded(16), global_batch_size=4, samples=[range(4)], shuffle=False, collate=collate))
+    assert len([next(batches), next(batches)]) == 2
+    with refused(hpgo.errors.ArgumentError, "user_code", "2", "4"):
+        next(batches)
 
 
 # --- One process ------------------------------------------------------------------------------------------------------

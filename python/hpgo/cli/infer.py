@@ -183,12 +183,13 @@ class _Source:
         # A plan of `hpgo partition` sets no number of micro-batches. Its program has one for each route.
         self.micro_batches = planned if planned > len(pipeline.program.schedule.micro_batches) else _MICRO_BATCHES
         if data is not None:
-            from hpgo.runtime.loader import length_of
+            from hpgo.runtime.loader import Samples, length_of
             from hpgo.runtime.user_functions import made_by
 
             with torch.random.fork_rng(devices=[]):  # Random numbers of the data set must not change the run.
-                self._data = made_by(data, "data", seed=0, wanted="a data set: pairs of inputs and targets")
-            self.micro_batches = math.ceil(length_of(self._data) / self._size)
+                made = made_by(data, "data", seed=0, wanted="a data set: pairs of inputs and targets")
+            self.micro_batches = math.ceil(length_of(made) / self._size)
+            self._data = Samples(made)
 
     def inputs(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield the input tensors of one micro-batch after the other."""

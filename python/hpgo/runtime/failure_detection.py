@@ -12,8 +12,10 @@ by itself.
 
 - Stopped processes blame no other. A detector that has not run for 1.5 s adds the gap to the time of all ranks, so
   Ctrl-Z and `fg` do no harm.
-- A process whose lock is held can't run its detector. Python's `faulthandler` ends it `silence_s` and some seconds
-  after `timeout_s`, and prints its stacks.
+- A process in which a call holds Python's lock can't write. Other ranks of its node write for it that it runs, as long
+  as the operating system counts processor time for it. A stopped process gets none.
+- Such a process can't run its detector either. Python's `faulthandler` ends it `silence_s` and some seconds after
+  `timeout_s`, and prints its stacks.
 - The store is the launcher's. `hpgo run` and torchrun keep it outside of the ranks. Other launchers leave it to rank 0,
   so its silence means that rank 0 is lost.
 - Restarted ranks may find the store of earlier ones. So a living rank 0 gives all ranks a name that prefixes the keys
@@ -29,12 +31,12 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import number
 from hpgo.errors import RunError
-from hpgo.runtime.progress import ALL, HERE, SAVE, ProgressEvent, born
+from hpgo.runtime.progress import ALL, HERE, SAVE, ProgressEvent, born, busy_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -48,10 +50,11 @@ _HELD_UP_S = 3 * BEAT_S
 _MAX_TIMEOUT_S = 1e6
 """Longest timeout, in seconds: 11 days. Waits in C++ count milliseconds in 32 bits."""
 _STDERR = 2
+_LONGER = "allow more time with `--heartbeat-timeout`, in scripts `silence_s`"
 _SILENT = (
-    "it was stopped or killed, or its node is gone; if it was only slow, allow more time with `--heartbeat-timeout`"
+    f"it was stopped or killed, or its node is gone; if it was slow, or a call held Python's lock (GIL), {_LONGER}"
 )
-_STILL = "if an action may take that long, allow more time with `--timeout`"
+_STILL = "if an action may take that long, allow more time with `--timeout`, in scripts `timeout_s`"
 
 
 class LostRankError(RunError):
@@ -98,9 +101,14 @@ class FailureDetector:
     def __init__(self, size: int, limits: Limits, now_s: float) -> None:
         self._limits, self._read_s = limits, now_s
         self._raw = [b""] * size
+        self._wrote_s = [now_s] * size
         self._heard_s = [now_s] * size
+        """When each rank has last written, or another rank of its node has written that it runs."""
         self._moved_s = now_s
         self.reports: dict[int, ProgressEvent] = {}
+        self.running: tuple[int, ...] = ()
+        """Ranks of this node that have missed a heartbeat, but have used a processor since the last call of `read`."""
+        self._ticks: dict[int, int] = {}
 
     def read(self, values: Mapping[int, bytes], now_s: float) -> None:
         """Evaluate the values read at `now_s`, by rank. Ranks that have written nothing are missing."""
@@ -109,17 +117,36 @@ class FailureDetector:
         if now_s - self._read_s > _HELD_UP_S:
             held_s = now_s - self._read_s - BEAT_S
             self._heard_s = [at_s + held_s for at_s in self._heard_s]
+            self._wrote_s = [at_s + held_s for at_s in self._wrote_s]
             self._moved_s += held_s
         self._read_s = now_s
         for rank, raw in values.items():
             # Each write has another beat number, so equal bytes mean that the rank has not written since.
             if raw == self._raw[rank]:
                 continue
-            self._heard_s[rank], self._raw[rank] = now_s, raw
-            report = ProgressEvent.read(raw)
+            self._wrote_s[rank] = self._heard_s[rank] = now_s
+            self._raw[rank], event = raw, ProgressEvent.read(raw)
+            report = replace(event, running=())
             # A heartbeat alone is no progress. Only a change of what the rank does resets the stall timer.
             if report != self.reports.get(rank):
                 self.reports[rank], self._moved_s = report, now_s
+            for other in event.running:
+                self._heard_s[other] = now_s
+        self.running = self._run_silently()
+        for rank in self.running:
+            self._heard_s[rank] = now_s
+
+    def _run_silently(self) -> tuple[int, ...]:
+        node = HERE.report().node
+        ticks = {
+            rank: busy_ticks(report.pid, report.born)
+            for rank, report in self.reports.items()
+            if self._read_s - self._wrote_s[rank] > 2 * BEAT_S and report.node == node and not report.has_left
+        }
+        # One count doesn't show whether the process still runs, so the first one is only remembered.
+        running = tuple(rank for rank, now in ticks.items() if now > self._ticks.get(rank, now))
+        self._ticks = ticks
+        return running
 
     def verdict(self) -> FailureReport | None:
         """Return the reason why the run is lost; None as long as it is not."""
@@ -283,7 +310,7 @@ class Watch:
         # Torch raises RuntimeError once the process that keeps the store is gone. Then no round can follow.
         with suppress(RuntimeError):
             while not self._over.is_set():
-                self._store.set(key(self._rank), HERE.report().written(self._rounds))
+                self._store.set(key(self._rank), HERE.report(running=self._judge.running).written(self._rounds))
                 verdict = agreed(self._store, self._charge)
                 self._found = readings(self._store, self._ranks), verdict
                 self._rounds += 1
@@ -324,7 +351,7 @@ class Watch:
     def _without_store(self) -> FailureReport:
         """Return the reason when the store does not answer: the rank or launcher that keeps it is gone."""
         report = self._judge.reports.get(0)
-        hint = "it keeps the ranks' store; if it was only slow, allow more time with `--heartbeat-timeout`"
+        hint = f"it keeps the ranks' store; if it was only slow, {_LONGER}"
         if report is None or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
             return FailureReport(f"the launcher has given no sign of life for {self.limits.silence_s:g} s", hint)
         return FailureReport(f"{report}: no sign of life for {self.limits.silence_s:g} s", hint, culprit=0)

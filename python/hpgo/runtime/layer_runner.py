@@ -16,7 +16,7 @@ from hpgo.runtime import split_backward
 from hpgo.runtime.clocks import Stamps
 from hpgo.runtime.cuts import ready
 from hpgo.runtime.layer_memory import address_of
-from hpgo.runtime.loader import length_of, repeated
+from hpgo.runtime.loader import Samples, length_of, repeated
 from hpgo.runtime.memory import MemoryGrowth, lacks_memory
 from hpgo.runtime.module_equality import described
 from hpgo.runtime.pass_times import MeasuredLayer
@@ -109,7 +109,8 @@ class LayerRunner:
                 "give more data, or measure smaller batches",
             )
         begins = range(0, min(MAX_BATCHES, count) * rows, rows)
-        return [work.collated([data[at] for at in range(begin, begin + rows)]) for begin in begins]
+        read = Samples(data)
+        return [work.collated([read[at] for at in range(begin, begin + rows)]) for begin in begins]
 
     @property
     def batches(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from hpgo.base.checks import check_flag, check_int, check_is, check_list
-from hpgo.base.messages import pluralize, safe_repr
+from hpgo.base.messages import pluralize, safe_repr, shorten
 from hpgo.errors import ArgumentError
 from hpgo.runtime.passes import MAX_SEED
 from hpgo.runtime.trees import plain
@@ -113,11 +113,12 @@ class Loader:
         `workers` processes read ahead. `collate` makes flat inputs and targets of several samples. The default takes
         pairs of tensors or of tuples of tensors, and `Workload.collated` any samples of a workload.
 
-        Raises ArgumentError for a data set without lengths or indices, or one smaller than a global batch.
+        Raises ArgumentError for a data set without lengths or indices, or one smaller than a global batch. An
+        iteration raises it for a sample that raises StopIteration, and for an epoch with fewer than `len` batches.
         """
         length = length_of(dataset)
         check_flag("shuffle", shuffle)
-        self._dataset, self._samples = dataset, _ranges(samples)
+        self._dataset, self._samples = Samples(dataset), _ranges(samples)
         self._size = check_int("global_batch_size", global_batch_size)
         self._seed = check_int("seed", seed, minimum=0, maximum=MAX_SEED)
         self._shuffle, self._workers = shuffle, check_int("workers", workers, minimum=0)
@@ -192,10 +193,54 @@ class Loader:
                 # Without it, the loader draws from torch's generator at each start, so a resumed run would differ.
                 generator=self._generator(),
             )
-        for begin, (inputs, targets) in zip(begins, batches, strict=True):
+        for begin, (inputs, targets) in zip(begins, batches, strict=False):
             self.position += 1
             count = min(self._size, len(order) - begin)
             yield Share(inputs, self._samples, count=count), Share(targets, self._samples, count=count)
+        # A shorter epoch on one rank only would leave the others waiting for it.
+        if self.position < len(self):
+            raise ArgumentError(
+                f"epoch {self.epoch} ended after {self.position} of {pluralize(len(self), 'batch')}",
+                "let nothing that reads or collates samples raise StopIteration",
+                code="user_code",
+            )
+
+
+class Samples:
+    """A data set in which StopIteration is an error. Whoever loops over samples would take it for their end.
+
+    >>> Samples([3, 4])[1]
+    4
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        # `DataLoader` prefers this method, with which data sets read the samples of a batch together.
+        if hasattr(dataset, "__getitems__"):
+            self.__getitems__ = self._together
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, at: int) -> Any:
+        """Return a sample. Raise ArgumentError if it raises StopIteration."""
+        try:
+            return self._dataset[at]
+        except StopIteration as end:
+            raise self._error(f"`dataset[{at}]`") from end
+
+    def _together(self, indices: list[int]) -> Any:
+        try:
+            return self._dataset.__getitems__(indices)
+        except StopIteration as end:
+            raise self._error(f"`dataset.__getitems__({shorten(str(indices))})`") from end
+
+    def _error(self, call: str) -> ArgumentError:
+        return ArgumentError(
+            f"the data set has {pluralize(len(self), 'sample')}, but {call} raises StopIteration",
+            "return a sample for every index below `len(dataset)`, in any order, as often as it is asked for",
+            code="user_code",
+        )
 
 
 def length_of(dataset: Any) -> int:

@@ -50,6 +50,8 @@ class ProgressEvent:
     """The rank that this one waits for, ranks of which it waits for the last, `ALL`, `SAVE`, or None."""
     save: tuple[int, bool] | None
     """Progress of a save beside the steps, and whether it waits for other ranks; None if there is none."""
+    running: tuple[int, ...]
+    """Ranks of this node that write nothing, but whose processes use a processor, as the operating system counts."""
     is_lost: bool
     """Whether the rank knows that another rank is gone, but not which one."""
     has_left: bool
@@ -153,7 +155,7 @@ class Progress:
             words = f"{_KINDS[action.kind]} of micro-batch {action.micro_batch} through stage {action.stage}"
         return words if self.step is None else f"step {self.step}, {words}"
 
-    def report(self, *, has_left: bool = False) -> ProgressEvent:
+    def report(self, *, running: tuple[int, ...] = (), has_left: bool = False) -> ProgressEvent:
         """Return the progress as it is now."""
         pid = os.getpid()
         node, born = _identity(pid)
@@ -168,6 +170,7 @@ class Progress:
             place=(self._meetings, self._phase),
             waits=self.waits,
             save=self.save,
+            running=running,
             is_lost=self.is_lost,
             has_left=has_left,
         )
@@ -179,10 +182,30 @@ HERE = Progress()
 
 def born(pid: int) -> str:
     """Return the start time of a process on this node, in clock ticks; empty if it can't be read."""
+    values = _stat(pid)
+    return values[19] if values else ""
+
+
+def busy_ticks(pid: int, start: str) -> int:
+    """Return the processor time of the process with this id and this `born`, in clock ticks; 0 if there is none.
+
+    >>> import os
+    >>> busy_ticks(os.getpid(), "another start")
+    0
+    """
+    values = _stat(pid)
+    return int(values[11]) + int(values[12]) if start and values and values[19] == start else 0
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the third and later values of a process, as Linux's `proc_pid_stat(5)` has them; none without Linux."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+        # The second value is the name of the program in brackets, which may contain spaces and brackets.
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return []
+    values = text.rpartition(")")[2].split()
+    return values if len(values) > 19 else []
 
 
 # A forked child has another id, so the cache has an entry for each process.

@@ -18,7 +18,7 @@ from hpgo.errors import ArgumentError
 from hpgo.programs.schedule import KINDS
 from hpgo.runtime.dynamic_shapes import ShapedEngines
 from hpgo.runtime.engine import Batch, Engine, StageRun
-from hpgo.runtime.loader import Share, length_of
+from hpgo.runtime.loader import Samples, Share, length_of
 from hpgo.runtime.messages import Messages
 from hpgo.runtime.passes import running
 from hpgo.runtime.progress import HERE
@@ -264,7 +264,7 @@ def whole_data(
     counts = [min(global_batch_size, length - begin) for begin in begins]
     indices = [[min(begin + at, length - 1) for at in mine] for begin in begins]
     batches: Any = (
-        DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate)
+        DataLoader(Samples(dataset), batch_sampler=indices, num_workers=workers, collate_fn=collate)
         if mine
         else [((), ())] * len(counts)
     )
