@@ -111,14 +111,13 @@ class PlanOptions(TrainingOptions):
 def command(options: PlanOptions) -> None:
     """Find the configurations with the shortest step that fit in memory.
 
-    The search covers all that the framework runs, also CUDA graphs, on all GPUs or fewer. The simplest of equally fast
-    ones comes first.
+    The search covers all that the framework runs, on all GPUs or fewer, which may differ (h100:4+a100:4). The simplest
+    of equally fast ones comes first.
 
     \b
     Examples:
       hpgo llm plan llama-3-70b -c h100:8 -b 256 --seq-length 8192 --fix tp=8
       hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o job/
-      hpgo llm plan llama-3-70b -c h100:4+a100:4 -b 256 --seq-length 8192
     """
     from hpgo.hardware.mixed import MixedCluster
     from hpgo.llm.estimate import other_stack, stack_on
