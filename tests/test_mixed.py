@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import sailor
 from click.testing import CliRunner
 from refusals import refused
 
@@ -341,6 +342,22 @@ def test_kinds_of_a_file_and_of_names(tmp_path: Path) -> None:
     assert MixedCluster.read("h100:2").parts == (Cluster.preset("h100:2"),)
     with refused(ClusterError, "invalid_cluster", 5, 4):
         MixedCluster.read("h100:1+a100:1+h200:1+b200:1+l40s:1")
+
+
+def test_sailors_plans_use_its_gpus() -> None:
+    for _, _, counts, replicas in sailor.SAILOR:
+        assert sum(counts) == sailor.LAYERS
+        assert len(counts) == len(replicas)
+        assert len({sum(count for _, count in row) for row in replicas}) == 1
+        for kind in sailor.KINDS:
+            used = sum(tp * count for row in replicas for (name, tp), count in row if name == kind)
+            assert used <= sailor.GPUS
+
+
+def test_sailors_steps_are_passes_and_updates() -> None:
+    assert sailor.step_s([(1.0, 2.0, 0.5)], 4) == 12.5
+    # Three micro-batches on two equal stages: 3 · 3 s, one more forward and backward, and the update.
+    assert sailor.step_s([(1.0, 2.0, 0.5), (1.0, 2.0, 0.5)], 3) == pytest.approx(12.5)
 
 
 def test_what_is_refused() -> None:
