@@ -342,6 +342,33 @@ def test_kinds_of_a_file_and_of_names(tmp_path: Path) -> None:
     assert MixedCluster.read("h100:2").parts == (Cluster.preset("h100:2"),)
     with refused(ClusterError, "invalid_cluster", 5, 4):
         MixedCluster.read("h100:1+a100:1+h200:1+b200:1+l40s:1")
+    with refused(ClusterError, "duplicate", "h100"):
+        MixedCluster("twice", (part("h100", 2, 80e9), part("h100", 4, 80e9)))
+
+
+def test_a_kind_that_does_not_help_is_left_out() -> None:
+    toy = model(random.Random(1), 4)
+    kinds = part("h100", 2, 80e9), part("a100", 2, 80e9)
+    # No layer fits on the third kind.
+    more = *kinds, part("l40s", 1, 3.1e9)
+    two, three = (
+        plan_mixed_llm(toy, MixedCluster("toy", some), global_batch_size=6, seq_length=512) for some in (kinds, more)
+    )
+    assert three.steps_s == two.steps_s
+    assert three.pipeline is not None
+    assert [one.kind for one in three.pipeline.stages] == [one.kind for one in two.pipeline.stages]
+    assert three.work_bound_s == two.work_bound_s
+
+
+def test_three_kinds_are_as_fast_as_two_of_them() -> None:
+    toy = model(random.Random(2), 5)
+    every = part("h100", 2, 80e9), part("a100", 2, 80e9), part("l40s", 1, 40e9)
+    asked = {"global_batch_size": 4, "seq_length": 512}
+    whole = plan_mixed_llm(toy, MixedCluster("toy", every), **asked)
+    for some in combinations(every, 2):
+        found = plan_mixed_llm(toy, MixedCluster("toy", some), **asked)
+        for way in ("pipeline", "apart"):
+            assert whole.steps_s[way] <= found.steps_s[way]
 
 
 def test_sailors_plans_use_its_gpus() -> None:

@@ -20,9 +20,10 @@ MAX_KINDS = 4
 
 @dataclass(frozen=True, slots=True)
 class MixedCluster(Record):
-    """Kinds of nodes that train one model together. Raises ClusterError for no kind, or for more than four.
+    """Kinds of nodes that train one model together.
 
-    Two kinds may have equal nodes. Between two kinds, messages take the slower of their links between nodes.
+    Raises ClusterError for no kind, for more than four, and for different kinds of the same name. Kinds may be equal.
+    Between two kinds, messages take the slower of their links between nodes.
     """
 
     name: str
@@ -37,6 +38,16 @@ class MixedCluster(Record):
                 f" {MAX_KINDS} are searched together",
                 "leave some of them out",
             )
+        # Reports and FlagScale tell kinds apart by their names, which have no number of nodes.
+        known: dict[str, Cluster] = {}
+        for part in self.parts:
+            name = part.name.partition(":")[0]
+            if known.setdefault(name, part) != part:
+                raise ClusterError(
+                    f"two kinds of nodes of cluster `{shorten(self.name)}` are named `{shorten(name)}`",
+                    "give the type of device of one of them another name",
+                    code="duplicate",
+                )
 
     @property
     def devices(self) -> int:

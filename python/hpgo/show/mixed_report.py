@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpgo.llm.mixed.plan import MixedPipelinePlan, MixedPlanSearch, MixedStages
 
 WIDTH = 80
-_WAYS = {"pipeline": "one pipeline through all kinds", "apart": "kinds apart, the batch split by speed"}
+_WAYS = {"pipeline": "one pipeline through several kinds", "apart": "kinds apart, the batch split by speed"}
 
 
 def lines(found: MixedPlanSearch, width: int = WIDTH, *, title: str = "", arguments: Sequence[str] = ()) -> list[str]:
@@ -49,7 +49,7 @@ def lines(found: MixedPlanSearch, width: int = WIDTH, *, title: str = "", argume
     for missing in (kind for kind, one in found.alone if one is None):
         report += textwrap.wrap(f"{printable(missing)} alone has no configuration that fits.", width)
     if found.pipeline is None:
-        report += ["No pipeline through all kinds fits in memory."]
+        report += ["No pipeline through several kinds fits in memory."]
     else:
         report += ["", *_pipeline(found.pipeline, width)]
     if found.shares:
@@ -89,7 +89,11 @@ def _pipeline(pipeline: MixedPipelinePlan, width: int) -> list[str]:
     names = ["stages", "GPUs", "tp", "cp", "ep", "dp", "micro", "recompute", "layers each", "memory", "busy"]
     keep = [at for at in range(len(names)) if names[at] != "ep" or any(row[at] != "1" for row in rows)]
     table = plain([names[at] for at in keep], [[row[at] for at in keep] for row in rows], width)
-    return [f"One pipeline through all kinds: {format_seconds(pipeline.step_s)}", *table, *textwrap.wrap(note, width)]
+    return [
+        f"One pipeline through several kinds: {format_seconds(pipeline.step_s)}",
+        *table,
+        *textwrap.wrap(note, width),
+    ]
 
 
 def _layers(counts: Sequence[int]) -> str:

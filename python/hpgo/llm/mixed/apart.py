@@ -7,9 +7,10 @@ then summed over the kinds like over the groups of hybrid sharding: each kind ho
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from functools import partial
+from itertools import combinations, product
 from math import comb, inf
-from operator import mul, sub
+from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.base.divisors import divisors
@@ -98,19 +99,23 @@ class KindsApart:
         return self._found[kind, samples]
 
     def best(self) -> ApartFound | None:
-        """Return the fastest split of the batch in which each kind has samples; None if none fits in memory."""
-        # A good split early on saves the searches of many others.
-        best, below_s, ideal = None, inf, self._ideal()
-        splits = sorted(self._splits(ideal), key=lambda one: sum(map(abs, map(sub, one, ideal))))
-        for samples in splits:
-            if (found := self._step(samples, below_s)) is not None:
-                best, below_s = found, found.step_s
-        return None if best is None else best._replace(tried=len(splits))
+        """Return the fastest split of the batch among two or more kinds; None if none fits in memory."""
+        best, below_s, tried = None, inf, 0
+        for count in range(len(self.problem.kinds), 1, -1):
+            for kinds in combinations(range(len(self.problem.kinds)), count):
+                # A good split early on saves the searches of many others.
+                ideal = self._ideal(kinds)
+                splits = sorted(self._splits(ideal), key=partial(_distance, ideal))
+                tried += len(splits)
+                for samples in splits:
+                    if (found := self._step(kinds, samples, below_s)) is not None:
+                        best, below_s = found, found.step_s
+        return None if best is None else best._replace(tried=tried)
 
-    def _step(self, samples: tuple[int, ...], below_s: float) -> ApartFound | None:
+    def _step(self, kinds: tuple[int, ...], samples: tuple[int, ...], below_s: float) -> ApartFound | None:
         """Return the step of a split, if every kind fits in memory and the step is shorter than `below_s`."""
         shares: list[KindShare] = []
-        for kind, count in enumerate(samples):
+        for kind, count in zip(kinds, samples, strict=True):
             # A search takes far longer than this bound.
             if count * self._sample_s[kind] * (1 - _SLACK) >= below_s:
                 return None
@@ -143,7 +148,7 @@ class KindsApart:
 
     def _splits(self, ideal: list[float]) -> Iterator[tuple[int, ...]]:
         """Yield splits of the batch: all if there are few, else those near the speeds, by coarse and fine parts."""
-        count, kinds = self.problem.global_batch_size, len(self.problem.kinds)
+        count, kinds = self.problem.global_batch_size, len(ideal)
         if comb(count - 1, kinds - 1) <= _ALL_SHARES:
             yield from _compositions(count, kinds)
             return
@@ -157,19 +162,24 @@ class KindsApart:
                     seen.add(split)
                     yield split
 
-    def _ideal(self) -> list[float]:
-        """Return shares by which all kinds take about the same time."""
-        count = self.problem.global_batch_size
-        speeds = [one.gpus.count * one.gpus.peak_flop_per_s for one in self.problem.kinds]
+    def _ideal(self, kinds: tuple[int, ...]) -> list[float]:
+        """Return shares by which some kinds take about the same time."""
+        count, gpus = self.problem.global_batch_size, [self.problem.kinds[kind].gpus for kind in kinds]
+        speeds = [one.count * one.peak_flop_per_s for one in gpus]
         for _ in range(_ROUNDS):
             shares = [count * speed / sum(speeds) for speed in speeds]
             # A multiple of the GPUs divides evenly, so that the speed is not that of an unlucky number.
-            sizes = [_near(share, one.gpus.count) for share, one in zip(shares, self.problem.kinds, strict=True)]
-            found = [self.alone(kind, size) for kind, size in enumerate(sizes)]
+            sizes = [_near(share, one.count) for share, one in zip(shares, gpus, strict=True)]
+            found = [self.alone(kind, size) for kind, size in zip(kinds, sizes, strict=True)]
             if not all(found):
                 break
             speeds = [size / one.step_s for size, one in zip(sizes, found, strict=True) if one is not None]
         return [count * speed / sum(speeds) for speed in speeds]
+
+
+def _distance(ideal: list[float], samples: tuple[int, ...]) -> float:
+    """Return how far a split is from the ideal shares."""
+    return sum(abs(one - other) for one, other in zip(ideal, samples, strict=True))
 
 
 def _near(share: float, each: int) -> int:

@@ -247,7 +247,7 @@ class PipelineSearch:
         groups = list(_combinations(self.problem, is_uniform=self.is_uniform))
         bounds_s = [group.bounds_s.ravel() for group in groups]
         if not groups:
-            return PipelineFound(None, inf, 0, 0)
+            return PipelineFound(self.best, self.best_s, 0, 0)
         sizes = np.cumsum([0, *map(len, bounds_s)])
         every = np.concatenate(bounds_s)
         # A stable order makes the answer the same on all machines if several pipelines have equal bounds.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import inf
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hpgo.base.checks import check_int, choice, number
@@ -26,6 +28,7 @@ from hpgo.model.transformer import Transformer
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
 
     from hpgo.llm.mixed.pipeline import PlacedPipeline
     from hpgo.llm.stack import Stack
@@ -56,7 +59,7 @@ class MixedStages(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedPipelinePlan(Record):
-    """One pipeline through all kinds of GPUs."""
+    """One pipeline through several kinds of GPUs: all, or some of more than two."""
 
     stages: tuple[MixedStages, ...]
     """Stages of each kind, in the order of the layers."""
@@ -105,9 +108,9 @@ class MixedPlanSearch(Record):
     seq_length: int
     precision: str
     pipeline: MixedPipelinePlan | None
-    """Fastest pipeline through all kinds; None if none fits in memory."""
+    """Fastest pipeline through several kinds; None if none fits in memory."""
     shares: tuple[MixedShare, ...]
-    """Replicas on each kind, with the batch split by speed; empty if a kind has no configuration that fits."""
+    """Replicas on several kinds, with the batch split by speed; empty if fewer than two kinds have any that fit."""
     apart_s: float | None
     """Step time of these replicas, with the sum of gradients over the kinds."""
     alone: tuple[tuple[str, LlmEstimate | None], ...]
@@ -182,12 +185,12 @@ def plan_mixed_llm(
 
     Three ways are compared with one cost model, the one of `hpgo.estimate_llm`:
 
-    - One 1F1B pipeline through all kinds of GPUs. The stages of a kind are adjacent. Each kind has its own tp, ep, dp,
-      micro-batch size and recomputation, any number of stages, and any number of layers on each of them; cp and the
-      sequences of a micro-batch are the same for all, as FlagScale requires. Weights and optimizer state are sharded
-      inside a kind.
-    - All kinds apart: each trains whole replicas, with the fastest configuration that `hpgo.plan_llm` finds for its
-      part of the batch. Each step ends with a sum of the gradients over the kinds.
+    - One 1F1B pipeline through all kinds of GPUs, or through two or more of them. The stages of a kind are adjacent.
+      Each kind has its own tp, ep, dp, micro-batch size and recomputation, any number of stages, and any number of
+      layers on each of them; cp and the sequences of a micro-batch are the same for all, as FlagScale requires.
+      Weights and optimizer state are sharded inside a kind.
+    - Kinds apart, all or two or more of them: each trains whole replicas, with the fastest configuration that
+      `hpgo.plan_llm` finds for its part of the batch. Each step ends with a sum of the gradients over the kinds.
     - Each kind alone with the whole batch.
 
     Args:
@@ -209,19 +212,28 @@ def plan_mixed_llm(
         reserved_bytes=reserved_bytes, stack=stack,
     )  # fmt: skip
     mixed = cluster if isinstance(cluster, MixedCluster) else MixedCluster.read(cluster)
+    is_uniform = choice("framework", framework, get_args(MixedFramework)) == "megatron"
     apart = KindsApart(problem)
     alone = tuple((one.name, apart.alone(at, problem.global_batch_size)) for at, one in enumerate(problem.kinds))
-    is_uniform = choice("framework", framework, get_args(MixedFramework)) == "megatron"
-    pipeline, replicas = PipelineSearch(problem, is_uniform=is_uniform).run(), apart.best()
+    pipeline, replicas = PipelineFound(None, inf, 0, 0), apart.best()
+    for some in _some_kinds(problem):
+        # The best pipeline so far is the step to beat, so the searches of fewer kinds end early.
+        found = PipelineSearch(some, is_uniform=is_uniform, best=pipeline.best).run()
+        pipeline = PipelineFound(
+            found.best,
+            min(pipeline.bound_s, found.bound_s),
+            pipeline.pipelines + found.pipelines,
+            pipeline.simulated + found.simulated,
+        )
     if pipeline.best is None and replicas is None and not any(one for _, one in alone):
         raise _nothing_fits(problem, mixed)
-    found = MixedPlanSearch(
+    answer = MixedPlanSearch(
         transformer=problem.model,
         cluster=mixed,
         global_batch_size=global_batch_size,
         seq_length=seq_length,
         precision=precision,
-        pipeline=None if pipeline.best is None else _pipeline_plan(problem, pipeline, pipeline.best),
+        pipeline=None if pipeline.best is None else _pipeline_plan(pipeline, pipeline.best),
         shares=() if replicas is None else _shares(problem, replicas),
         apart_s=None if replicas is None else replicas.step_s,
         alone=alone,
@@ -230,17 +242,22 @@ def plan_mixed_llm(
         high_s=0.0,
     )
     # The range depends on which way is the fastest, which the record itself knows.
-    low_s, high_s = _range(problem, found)
-    object.__setattr__(found, "low_s", low_s)
-    object.__setattr__(found, "high_s", high_s)
-    return found
+    low_s, high_s = _range(problem, answer)
+    return replace(answer, low_s=low_s, high_s=high_s)
 
 
-def _pipeline_plan(problem: MixedProblem, found: PipelineFound, placed: PlacedPipeline) -> MixedPipelinePlan:
+def _some_kinds(problem: MixedProblem) -> Iterator[MixedProblem]:
+    """Yield the problems with two or more of the kinds, the one with all of them first."""
+    for count in range(len(problem.kinds), 1, -1):
+        for kinds in combinations(problem.kinds, count):
+            yield replace(problem, kinds=kinds)
+
+
+def _pipeline_plan(found: PipelineFound, placed: PlacedPipeline) -> MixedPipelinePlan:
     pipeline, parts, start = placed.pipeline, [], 0
     many = pipeline.micro_batches
     for block in pipeline.blocks:
-        kind, stop = problem.kinds[block.setting.kind], start + block.stages
+        kind, stop = pipeline.problem.kinds[block.setting.kind], start + block.stages
         parts.append(
             MixedStages(
                 kind=kind.name,
