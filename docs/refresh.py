@@ -30,8 +30,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
     *(
-        ROOT / "docs" / name
-        for name in ("plan.md", "export.md", "job.md", "llm.md", "cost.md", "fit.md", "recipes.md", "shell.md")
+        ROOT / "docs" / f"{name}.md"
+        for name in ("plan", "export", "job", "llm", "llm-mixed", "cost", "fit", "recipes", "shell")
     ),
 ]
 WITH_TORCH = ROOT / "docs/launch.md"

@@ -109,7 +109,8 @@ class Gpus:
         if differ or any(one.count != first.count for one in others[:-1]):
             raise ClusterError(
                 f"the nodes of cluster `{shorten(cluster.name)}` differ, but the cost model needs equal GPUs",
-                "use a cluster of equal nodes; only the last one may have fewer devices",
+                "use a cluster of equal nodes, of which only the last one may have fewer devices; `hpgo llm plan` also"
+                " plans for nodes that differ",
             )
         if cluster.gpus_per_device != 1:
             raise ClusterError(

@@ -111,22 +111,28 @@ class PlanOptions(TrainingOptions):
 def command(options: PlanOptions) -> None:
     """Find the configurations with the shortest step that fit in memory.
 
-    The search covers all that the framework runs, also CUDA graphs, on all GPUs or fewer. The simplest of equally fast
-    ones comes first.
+    The search covers all that the framework runs, on all GPUs or fewer, which may differ (h100:4+a100:4). The simplest
+    of equally fast ones comes first.
 
     \b
     Examples:
       hpgo llm plan llama-3-70b -c h100:8 -b 256 --seq-length 8192 --fix tp=8
       hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o job/
     """
-    from hpgo.hardware.cluster import Cluster
+    from hpgo.hardware.mixed import MixedCluster
     from hpgo.llm.estimate import other_stack, stack_on
     from hpgo.llm.frameworks import framework_support
     from hpgo.llm.search import plan_llm
     from hpgo.show import moved_report
     from hpgo.show.llm_report import document, lines, listed, next_commands, used_gpus
 
-    cluster = Cluster.read(options.cluster)
+    mixed = MixedCluster.read(options.cluster)
+    if len(mixed.parts) > 1:
+        from hpgo.cli.llm.mixed import run
+
+        run(options, mixed)
+        return
+    cluster = mixed.parts[0]
     problem: dict[str, Any] = {
         "global_batch_size": options.sequences(),
         "seq_length": options.seq_length,

@@ -1,0 +1,1 @@
+"""Plans of transformers for clusters whose nodes differ (docs/llm-mixed.md)."""
