@@ -19,6 +19,7 @@ from hpgo.base.units import format_bytes
 from hpgo.errors import HpgoError
 from hpgo.page.planned.jobs import PlanJob
 from hpgo.page.settings import Plans, Size, numbers_of, one_step, settings_of, timelines
+from hpgo.page.transformers.jobs import LlmJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,7 +89,10 @@ def done(job: PageRequest | PlanJob, tell: Callable[[dict[str, Any]], object] = 
     True
     """
     if isinstance(job, PlanJob):
-        from hpgo.page.planned.work import answer
+        if isinstance(job, LlmJob):
+            from hpgo.page.transformers.work import answer
+        else:
+            from hpgo.page.planned.work import answer
 
         return Done(_bounded(answer(job, tell), job.wanted))
     plans = Plans()
@@ -139,6 +143,7 @@ def main() -> None:
         os.dup2(2, 1)
         from hpgo.draw import html, scene, svg  # noqa: F401 -- load them before the first request
         from hpgo.page.planned import work  # noqa: F401
+        from hpgo.page.transformers import work as llm_work  # noqa: F401
 
         at_first_bytes = _held_bytes()
         _bound(memory_bytes, nice)
