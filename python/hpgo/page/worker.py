@@ -88,11 +88,12 @@ def done(job: PageRequest | PlanJob, tell: Callable[[dict[str, Any]], object] = 
     >>> done(PageRequest(".txt", (("num_stages", "2"), ("num_batches", "2")))).body.decode().startswith("1f1b")
     True
     """
+    if isinstance(job, LlmJob):
+        from hpgo.page.transformers import work
+
+        return Done(_bounded(work.answer(job, tell), job.wanted))
     if isinstance(job, PlanJob):
-        if isinstance(job, LlmJob):
-            from hpgo.page.transformers.work import answer
-        else:
-            from hpgo.page.planned.work import answer
+        from hpgo.page.planned.work import answer
 
         return Done(_bounded(answer(job, tell), job.wanted))
     plans = Plans()

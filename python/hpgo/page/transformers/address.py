@@ -53,7 +53,7 @@ class LlmAddress:
     """Number of GPUs that a search may use, the first of the cluster."""
     gpus: int | None = None
     """Number of GPUs of the configuration."""
-    shape: dict[str, int] = field(default_factory=dict)
+    shape: dict[str, Any] = field(default_factory=dict)
     """Values of `SHAPE` that replace those of the model."""
     configuration: dict[str, Any] = field(default_factory=dict)
     """Arguments of `hpgo.estimate_llm` from `CONFIGURATION`."""

@@ -159,6 +159,9 @@ def _searched(
 def _sizes(asked: LlmAddress, model: Transformer, tell: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     from hpgo.llm.size import KINDS, size_llm
 
+    def progress(share: float, words: str) -> None:
+        tell({"share": share, "words": words})
+
     if asked.tokens is None:
         raise ArgumentError("the address has no tokens", "give the tokens of the whole run, such as 15T")
     return size_facts(
@@ -171,7 +174,7 @@ def _sizes(asked: LlmAddress, model: Transformer, tell: Callable[[dict[str, Any]
             seq_length=asked.seq_length,
             precision=asked.precision,
             framework=asked.framework,  # type: ignore[arg-type]
-            progress=lambda share, words: tell({"share": share, "words": words}),
+            progress=progress,
         )
     )
 
