@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, get_args
 from hpgo.base.messages import did_you_mean, shorten
 from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import estimate_llm
+from hpgo.llm.fewer_gpus import part_of
 from hpgo.llm.parallelism import Precision
 from hpgo.model.transformer_presets import named_transformer, transformer_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from hpgo.hardware.cluster import Cluster
     from hpgo.llm.estimate import LlmEstimate
     from hpgo.model.transformer import Transformer
 
@@ -53,6 +55,8 @@ class LlmAddress:
     """Number of GPUs that a search may use, the first of the cluster."""
     gpus: int | None = None
     """Number of GPUs of the configuration."""
+    gpus_per_node: int | None = None
+    """Number of GPUs that the configuration uses of each node; None for all."""
     shape: dict[str, Any] = field(default_factory=dict)
     """Values of `SHAPE` that replace those of the model."""
     configuration: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +68,18 @@ class LlmAddress:
     hour_prices: dict[str, float] = field(default_factory=dict)
     """Price of a GPU-hour of each kind of node that is sized."""
     width_px: int = 1100
+
+    def part(self, cluster: Cluster) -> Cluster:
+        """Return the part of `cluster` that the configuration uses. Raises ArgumentError if the cluster has no such."""
+        if self.gpus_per_node is None or self.gpus is None:
+            return cluster
+        nodes, rest = divmod(self.gpus, self.gpus_per_node)
+        if rest or nodes > len(cluster.nodes) or self.gpus_per_node > cluster.nodes[nodes - 1].count:
+            raise ArgumentError(
+                f"{self.gpus} GPUs are not {self.gpus_per_node} of each node of `{shorten(cluster.name)}`",
+                "leave out `gpus_per_node`",
+            )
+        return part_of(cluster, nodes, self.gpus_per_node)
 
     def changed(self, model: Transformer) -> Transformer:
         """Return `model` with the shape of the address. Raises ArgumentError for shapes that contradict themselves."""
@@ -103,8 +119,10 @@ def asked_of(items: Iterable[tuple[str, str]]) -> LlmAddress:
     return LlmAddress(**read)
 
 
-def items_of(estimate: LlmEstimate) -> dict[str, str]:
+def items_of(estimate: LlmEstimate, *, gpus_per_node: int | None = None) -> dict[str, str]:
     """Return the fields of an address for the configuration of an estimate, without those at their default.
+
+    `gpus_per_node` is None if the configuration uses whole nodes.
 
     >>> import hpgo
     >>> items_of(hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=4096, tp=2, zero_stage=1))
@@ -112,6 +130,7 @@ def items_of(estimate: LlmEstimate) -> dict[str, str]:
     """
     config = estimate.parallelism
     found = {"gpus": str(estimate.gpus)}
+    found |= {} if gpus_per_node is None else {"gpus_per_node": str(gpus_per_node)}
     for name in CONFIGURATION:
         value = getattr(config, name)
         if value != _defaults()[name] or name == "zero_stage":
@@ -218,6 +237,7 @@ _READERS: dict[str, Any] = {
     "framework": lambda name, text: _choice(name, text, FRAMEWORKS),
     "devices": _count,
     "gpus": _count,
+    "gpus_per_node": _count,
     "tokens": _amount,
     "days": _amount,
     "hour_prices": _prices,

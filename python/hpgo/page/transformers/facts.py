@@ -16,21 +16,23 @@ if TYPE_CHECKING:
     from hpgo.hardware.cluster import Cluster
     from hpgo.llm.estimate import LlmEstimate
     from hpgo.llm.search import LlmPlanSearch
-    from hpgo.llm.size import LlmSizes
+    from hpgo.llm.size import LlmSizes, SizePoint
     from hpgo.model.transformer import Transformer
 
 _MAX_PLACED = 1024
 """Largest number of GPUs that the page draws, each as an element that can be pointed at. Not tuned."""
 
 
-def estimate_facts(found: LlmEstimate, cluster: Cluster, model: Transformer) -> dict[str, Any]:
-    """Return the facts of one configuration on the GPUs of `cluster` that it uses."""
+def estimate_facts(
+    found: LlmEstimate, cluster: Cluster, model: Transformer, *, gpus_per_node: int | None = None
+) -> dict[str, Any]:
+    """Return the facts of one configuration on the GPUs of `cluster` that it uses, whole nodes or a part of each."""
     nodes = [node.count for node in cluster.first(found.gpus).nodes]
     gpus = range(min(found.gpus, _MAX_PLACED))
     places = [place(found.parallelism, gpu) for gpu in gpus]
     return {
         "estimate": document(found),
-        "items": items_of(found),
+        "items": items_of(found, gpus_per_node=gpus_per_node),
         "words": _words(found),
         "why": shortage(found),
         "caveats": _caveats(found),
@@ -53,8 +55,10 @@ def estimate_facts(found: LlmEstimate, cluster: Cluster, model: Transformer) -> 
     }
 
 
-def search_facts(found: LlmPlanSearch) -> dict[str, Any]:
-    """Return the list of a search, the recommended configuration first, and the size of the search."""
+def search_facts(found: LlmPlanSearch, cluster: Cluster) -> dict[str, Any]:
+    """Return the list of a search on `cluster`, the recommended configuration first, and the size of the search."""
+    used = found.cluster.nodes
+    each = used[0].count if len(used) > 1 and used[0].count < cluster.nodes[0].count else None
     fewer = found.available - found.cluster.devices
     notes = [f"{found.configurations:,} configurations searched, {found.simulated:,} of them simulated"]
     notes += [f"{pluralize(len(found.alike), 'configuration')} as fast as the fastest within the error of differences"]
@@ -62,7 +66,7 @@ def search_facts(found: LlmPlanSearch) -> dict[str, Any]:
     return {
         "rows": [
             {
-                "items": items_of(one),
+                "items": items_of(one, gpus_per_node=each),
                 "name": one.parallelism.named(),
                 "words": _words(one),
                 "step_s": one.step_s,
@@ -105,7 +109,7 @@ def size_facts(found: LlmSizes) -> dict[str, Any]:
                     "cluster": f"{one.kind}:{one.nodes}",
                     "batch": str(one.estimate.global_batch_size),
                     "seq_length": str(found.seq_length),
-                    **items_of(one.estimate),
+                    **items_of(one.estimate, gpus_per_node=_gpus_per_node(one)),
                 },
                 "is_answer": one in shown,
             }
@@ -126,6 +130,12 @@ def shortage(found: LlmEstimate) -> str:
         f" {format_bytes(found.capacity_bytes)}, {format_bytes(found.shortfall_bytes)} too much. The largest columns"
         f" are {columns}."
     )
+
+
+def _gpus_per_node(point: SizePoint) -> int | None:
+    """Return the number of GPUs that a point uses of each of its nodes, or None if it uses whole nodes."""
+    each, rest = divmod(point.estimate.gpus, point.nodes)
+    return each if point.estimate.gpus < point.gpus and not rest else None
 
 
 def _words(found: LlmEstimate) -> dict[str, str]:

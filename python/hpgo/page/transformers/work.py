@@ -60,10 +60,17 @@ def answer(job: LlmJob, tell: Callable[[dict[str, Any]], object]) -> bytes:
     names["model"] = "transformer.json" if asked.shape else names["model"]
     if job.wanted == "search":
         return _json(_searched(asked, model, cluster, names, tell))
+    whole, cluster = cluster, asked.part(cluster)
     found = _estimated(asked, model, cluster)
     if job.wanted == "estimate.json":
-        command = command_of(asked, "estimate", **names, words=_own(asked, cluster))
-        return _json(estimate_facts(found, cluster, model) | {"command": command})
+        # No option names a part of each node, so such a configuration has the command of its search.
+        command = (
+            command_of(asked, "estimate", **names, words=_own(asked, cluster))
+            if cluster is whole
+            else command_of(asked, "plan", **names, words=_limits(asked))
+        )
+        each = None if cluster is whole else asked.gpus_per_node
+        return _json(estimate_facts(found, cluster, model, gpus_per_node=each) | {"command": command})
     if job.wanted == "timeline.svg":
         return _drawn(asked, found, model, cluster)
     plan = LlmPlan.of(found, model, cluster, framework=asked.framework)  # type: ignore[arg-type]
@@ -153,7 +160,7 @@ def _searched(
         )
     except KeyboardInterrupt:
         raise HpgoError("the search was stopped before it ended", "search again, or fix more settings") from None
-    return search_facts(found) | {"command": command_of(asked, "plan", **names, words=_limits(asked))}
+    return search_facts(found, cluster) | {"command": command_of(asked, "plan", **names, words=_limits(asked))}
 
 
 def _sizes(asked: LlmAddress, model: Transformer, tell: Callable[[dict[str, Any]], object]) -> dict[str, Any]:

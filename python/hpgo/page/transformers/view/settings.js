@@ -16,6 +16,7 @@ function changeSetting(name, value) {
   for (const other of FOLLOWS[name] ?? []) delete own[other];
   if (name === "dp") {
     delete own.dp;
+    delete own.gpus_per_node;
     own.gpus = String(config.tp * config.cp * config.pp * Number(value));
   }
   if ((name === "pp" && value === "1") || (name === "vpp" && value === "1")) for (const other of ["vpp", "pp_schedule"]) delete own[other];

@@ -1,7 +1,7 @@
 // The state of the page, which its address contains: the planning problem, and one configuration.
 const choices = JSON.parse(byId("choices").textContent);
 const PROBLEM = ["model", ...choices.shape, "cluster", "devices", "batch", "seq_length", "precision", "framework"];
-const OWN = ["gpus", ...choices.configuration];
+const OWN = ["gpus", "gpus_per_node", ...choices.configuration];
 const VIEW = ["sort", "tokens", "days", "hour_prices"];
 const state = { problem: {}, own: {}, view: {}, facts: null, base: null, rows: [], found: null, titles: {} };
 const painters = [];
