@@ -58,12 +58,12 @@ class ServeOptions(Options):
 
 @takes(ServeOptions)
 def command(options: ServeOptions) -> None:
-    """Serve local web pages to change plans and to compare schedules.
+    """Serve local web pages to plan models and transformers, and to compare schedules.
 
     The page /plan shows the layers, stages, devices, step and memory of a plan. It estimates the step again while you
-    change the plan, and searches for the best plan. The start page draws schedules side by side with the times that you
-    set, and exports every format. The address contains the settings, so you can share a view. Nothing leaves this
-    machine. Ctrl-C stops the server.
+    change the plan, and searches for the best plan. The page /transformers does so for transformers, and exports jobs.
+    The page / draws schedules side by side with the times that you set. The address contains the settings, so you can
+    share a view. Nothing leaves this machine. Ctrl-C stops the server.
 
     \b
     Examples:
@@ -111,7 +111,7 @@ def command(options: ServeOptions) -> None:
         click.echo(f"{title} is at {page}", err=True)
     click.echo(f"hpgo is at {address} (Ctrl-C stops it)", err=True)
     if options.opens:
-        webbrowser.open(next(iter(pages), address))
+        webbrowser.open(next(iter(pages), f"{address}start"))
     # The check of host names protects against DNS rebinding. On all addresses, any name may be legitimate.
     names = ["*"] if options.host in {"0.0.0.0", "::"} else ["localhost", "127.0.0.1", "[::1]", shown]  # noqa: S104
     serve(bound, store, names, Limits(int(options.memory), options.time_limit), options.workers)

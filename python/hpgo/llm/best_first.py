@@ -60,6 +60,8 @@ class BestFirst:
     """Number of meshes to find."""
     below_s: float = inf
     """Step time from which on configurations are of no use."""
+    progress: Callable[[int, float], None] | None = None
+    """Called often, with the number of configurations bounded so far and the shortest step time; inf without one."""
     best: dict[Mesh, Found] = field(default_factory=dict)
     """The fastest configuration of each mesh."""
     bounded: int = 0
@@ -85,6 +87,9 @@ class BestFirst:
         # refined next. The tuple in the middle breaks ties by position, which makes results reproducible.
         while (lowest := self._lowest()) is not None:
             bound_s, _, one = lowest
+            # Simulations can be seconds apart, so each refinement is reported, and a caller can stop the search here.
+            if self.progress is not None:
+                self.progress(self.bounded, min((found[0] for found in self.best.values()), default=inf))
             mesh = mesh_of(one.context.config) if isinstance(one, PipelineStages) else one.mesh
             # The list shows one configuration of each mesh, so nothing is left to find in a mesh with a faster one.
             if mesh in self.best and bound_s >= self.best[mesh][0]:

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from hpgo.llm.layer_time import LayerTime
     from hpgo.model.transformer import Transformer
     from hpgo.programs.names import ScheduleName
+    from hpgo.timing.timeline import Timeline
 
 _BUBBLE = "bubble"
 _ROUNDING = 1e-12
@@ -705,17 +706,24 @@ def max_memory_bytes(stages: PipelineStages) -> float:
 
 def simulated_step_s(stages: PipelineStages) -> float:
     """Return the simulated step time."""
-    config, rows = stages.context.config, stages.stages
+    rows = stages.stages
     # Without a pipeline nothing overlaps but what the terms account for, so the step is a sum. It is returned before
     # the simulation is imported: that loads numpy, which this case does not need.
-    if config.pp == 1:
+    if stages.context.config.pp == 1:
         only = rows[0]
         return stages.micro_batches * (only.forward_s + only.backward_s) + only.grad_reduce_s + only.optimizer_s
+    return step_timeline(stages).makespan_s
+
+
+def step_timeline(stages: PipelineStages) -> Timeline:
+    """Return the simulated timeline of one step of a pipeline, one row per pipeline rank."""
     from hpgo.timing.simulation import simulate
 
+    config, rows = stages.context.config, stages.stages
     busy_s, latency_s = stages.transfer
     splits = config.splits_backward
-    timeline = simulate(
+    # Without split backward passes, the simulation must not see two halves that could run apart.
+    return simulate(
         schedule_of(config, stages.micro_batches),
         forward_s=[one.forward_s for one in rows],
         backward_s=[one.backward_s for one in rows],
@@ -726,7 +734,6 @@ def simulated_step_s(stages: PipelineStages) -> float:
         gradient_sync_s=[one.grad_reduce_s for one in rows],
         optimizer_s=stages.rank_optimizer_s,
     )
-    return timeline.makespan_s
 
 
 def schedule_of(config: ParallelismConfig, micro_batches: int) -> Schedule:

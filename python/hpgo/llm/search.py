@@ -49,7 +49,7 @@ from hpgo.model.transformer import Transformer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from hpgo.llm.best_first import Found, Rank
     from hpgo.llm.config_families import ConfigGrid
@@ -160,6 +160,7 @@ def plan_llm(
     stack: Stack | str | os.PathLike[str] | None = None,
     platform: Platform | DeviceRecord | None = None,
     top: int = 10,
+    progress: Callable[[int, float], None] | None = None,
 ) -> LlmPlanSearch:
     """Find the configurations of a transformer to choose from, among all that a framework runs and that fit in memory.
 
@@ -180,6 +181,8 @@ def plan_llm(
         platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
             (`hpgo.llm.platform.read_platform`). None uses the published ones.
         top: number of meshes in the list.
+        progress: called often during the search, with the number of configurations that were bounded one by one and the
+            shortest step time so far in seconds (inf without one). What it raises ends the search.
 
     The search space has:
 
@@ -241,7 +244,7 @@ def plan_llm(
     )  # fmt: skip
     question = _Question(
         LayerContext(model, config, Gpus.of(cluster, precision), constants, seq_length, model.kind(0)),
-        cluster, space, space, global_batch_size, reserved_bytes,
+        cluster, space, space, global_batch_size, reserved_bytes, progress,
     )  # fmt: skip
     question, (part, search, on_all) = question.answered(top, fewer=devices is None)
 
@@ -308,6 +311,7 @@ class _Question:
     """Search space that is searched: the given one, or that with optimizer state in CPU memory."""
     global_batch_size: int
     reserved_bytes: float
+    progress: Callable[[int, float], None] | None
 
     @cached_property
     def costs(self) -> SharedCosts:
@@ -463,7 +467,7 @@ class _Question:
         """Return a finished search on some GPUs, for configurations that are faster than `below_s`."""
         grids = self._grids(gpus) if self._holds_state(gpus.count) else []
         families = [family for grid in grids for family in grid.families(below_s)]
-        search = BestFirst(families, self.limit_bytes, top, below_s)
+        search = BestFirst(families, self.limit_bytes, top, below_s, self.progress)
         search.run()
         return search
 

@@ -35,6 +35,9 @@ from hpgo.page.planned.document import page as plan_page
 from hpgo.page.planned.jobs import PARTS, File, PlanJob, mistake
 from hpgo.page.pool import BrokenError, JobChannel, Pool, UnavailableError
 from hpgo.page.settings import Size, settings_of, size_of
+from hpgo.page.start import start_page
+from hpgo.page.transformers.document import page as transformers_page
+from hpgo.page.transformers.jobs import FILES, KINDS, SEARCHES, LlmJob
 from hpgo.page.worker import PageRequest
 
 try:
@@ -74,6 +77,7 @@ _TYPES = {
     ".json": "application/json",
     ".txt": "text/plain",
     ".tex": "text/x-tex",
+    ".zip": "application/zip",
 }
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; "
@@ -183,6 +187,43 @@ class PageApp:
         self._answers.put(key, body, len(body) + 2 * len(str(key)))
         return body
 
+    async def start(self, _: Request) -> Response:
+        """Respond with the page that leads to all others."""
+        return HTMLResponse(start_page(), headers=_HEADERS)
+
+    async def transformers_page(self, _: Request) -> Response:
+        """Respond with the page that plans transformers."""
+        return HTMLResponse(transformers_page(), headers=_HEADERS)
+
+    async def transformer_part(self, request: Request) -> Response:
+        """Respond with a part of the configuration of an address: its estimate, its step, its plan, or its job."""
+        wanted = request.path_params["wanted"]
+        if wanted not in FILES:
+            return PlainTextResponse(f"unknown part: {shorten(wanted)}; known: {', '.join(FILES)}\n", 404, _HEADERS)
+        items = tuple(request.query_params.multi_items())
+        try:
+            if self.sending_bytes > _MAX_SENDING_BYTES:
+                raise UnavailableError("too many responses are being sent", "try again soon")
+            job = LlmJob(wanted, items, self._store.named(items, KINDS))
+            # Changes of a configuration must not wait behind searches, and an estimate takes a few 10 ms.
+            pool = self._small if wanted == "estimate.json" else self._large
+            body = (await _unless_gone(request, pool, job)).body
+        except HpgoError as error:
+            return self._said(error)
+        attached = {"Content-Disposition": f'attachment; filename="{FILES[wanted]}"'} if FILES[wanted] else {}
+        return _Pieces(self, body, _TYPES[f".{wanted.rpartition('.')[2]}"], attached)
+
+    async def transformer_search(self, request: Request) -> Response:
+        """Search for configurations or for clusters, and stream progress as lines of JSON."""
+        wanted = request.path_params["wanted"]
+        if wanted not in SEARCHES:
+            return PlainTextResponse(
+                f"unknown search: {shorten(wanted)}; known: {', '.join(SEARCHES)}\n", 404, _HEADERS
+            )
+        items = tuple(request.query_params.multi_items())
+        job = LlmJob(wanted, items, self._store.named(items, KINDS))
+        return _Lines(self, secrets.token_hex(8), job)
+
     async def search(self, request: Request) -> Response:
         """Search for the best plan of an address, and stream progress as lines of JSON."""
         items = tuple(request.query_params.multi_items())
@@ -204,14 +245,15 @@ class PageApp:
         return PlainTextResponse("", 204 if talk else 404, _HEADERS)
 
     async def load_file(self, request: Request) -> Response:
-        """Store an uploaded profile or cluster, and respond with its name in addresses."""
+        """Store an uploaded profile, cluster or transformer, and respond with its name in addresses."""
         kind, title = request.query_params.get("kind", ""), request.query_params.get("name", "file")
-        if kind not in {"profile", "cluster"}:
-            return PlainTextResponse("give `kind=profile` or `kind=cluster`\n", 400, _HEADERS)
+        if kind not in {"profile", "cluster", "config"}:
+            return PlainTextResponse("give `kind=profile`, `kind=cluster` or `kind=config`\n", 400, _HEADERS)
         try:
             with self._upload():
                 file = File(kind, shorten(title, 100), await _uploaded(request))
-                await _unless_gone(request, self._large, PlanJob("look", (), (("", file),)))
+                job = (LlmJob if kind == "config" else PlanJob)("look", (), (("", file),))
+                await _unless_gone(request, self._large, job)
         except HpgoError as error:
             return self._said(error)
         return PlainTextResponse(self._store.add(file), 201, _HEADERS)
@@ -429,6 +471,10 @@ def application(site: PageApp, hosts: list[str]) -> Starlette:
             Route("/plan/stop", site.stop, methods=["POST"]),
             Route("/plan/files", site.load_file, methods=["POST"]),
             Route("/plan/{wanted}", site.plan_part),
+            Route("/start", site.start),
+            Route("/transformers", site.transformers_page),
+            Route("/transformers/search/{wanted}", site.transformer_search),
+            Route("/transformers/{wanted}", site.transformer_part),
         ],
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),

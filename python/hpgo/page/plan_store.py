@@ -12,7 +12,7 @@ from hpgo.page.planned.jobs import File
 from hpgo.page.settings import Plans, Size, numbers_of, one_step, unknown_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 _LOADED_BYTES = 64 * 2**20
 _KINDS = {"model": "profile", "cluster": "cluster"}
@@ -67,14 +67,16 @@ class PlanStore:
         self.files.put(name, file, max(len(file.body), _MIN_BYTES))
         return name
 
-    def named(self, items: Iterable[tuple[str, str]]) -> tuple[tuple[str, File], ...]:
-        """Return the files that an address of the plan page names, without duplicates."""
+    def named(
+        self, items: Iterable[tuple[str, str]], kinds: Mapping[str, str] = _KINDS
+    ) -> tuple[tuple[str, File], ...]:
+        """Return the files that an address names, without duplicates. `kinds` has the kind of file of each field."""
         found: dict[str, File] = {}
         for field_name, name in items:
             if field_name == "plan" and name:
                 plan = self.get(name)
                 found[name] = File("plan", plan.title, plan.body)
-            elif field_name in _KINDS and (file := self.files.get(name)) and file.kind == _KINDS[field_name]:
+            elif field_name in kinds and (file := self.files.get(name)) and file.kind == kinds[field_name]:
                 found[name] = file
         return tuple(found.items())
 

@@ -19,6 +19,7 @@ from hpgo.base.units import format_bytes
 from hpgo.errors import HpgoError
 from hpgo.page.planned.jobs import PlanJob
 from hpgo.page.settings import Plans, Size, numbers_of, one_step, settings_of, timelines
+from hpgo.page.transformers.jobs import LlmJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,6 +88,10 @@ def done(job: PageRequest | PlanJob, tell: Callable[[dict[str, Any]], object] = 
     >>> done(PageRequest(".txt", (("num_stages", "2"), ("num_batches", "2")))).body.decode().startswith("1f1b")
     True
     """
+    if isinstance(job, LlmJob):
+        from hpgo.page.transformers import work
+
+        return Done(_bounded(work.answer(job, tell), job.wanted))
     if isinstance(job, PlanJob):
         from hpgo.page.planned.work import answer
 
@@ -139,6 +144,7 @@ def main() -> None:
         os.dup2(2, 1)
         from hpgo.draw import html, scene, svg  # noqa: F401 -- load them before the first request
         from hpgo.page.planned import work  # noqa: F401
+        from hpgo.page.transformers import work as llm_work  # noqa: F401
 
         at_first_bytes = _held_bytes()
         _bound(memory_bytes, nice)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from hpgo.planning.plans import Plan
 
 _SCRIPTS = (
-    "make", "state", "light", "layers", "cuts", "cluster", "memory", "time", "timeline", "words", "alternatives",
-    "controls", "ask", "search", "sweep", "start",
+    "make", "stream", "state", "light", "layers", "cuts", "cluster", "memory", "time", "timeline", "words",
+    "alternatives", "controls", "ask", "search", "sweep", "start",
 )  # fmt: skip
 _FILLS = ("F", "B", "sync", "waits", "weights", "gradients", "optimizer", "activations", "buffers")
 """Styles of pictures that the page uses, besides the styles of stages."""
@@ -43,7 +43,7 @@ def alone(plan: Plan) -> bytes:
 
 def page(held: dict[str, Any] | None) -> str:
     """Return the page, which requests the plan of its address from the server, or contains everything in `held`."""
-    return filled(_template(), {"HELD": _in_script(held), "CHOICES": _in_script(_choices())})
+    return filled(_template(), {"HELD": in_script(held), "CHOICES": in_script(_choices())})
 
 
 @cache
@@ -51,7 +51,7 @@ def _template() -> str:
     here = resources.files("hpgo.page.planned")
     view = here.joinpath("view")
     parts = {
-        "STYLE": view.joinpath("style.css").read_text(encoding="utf-8") + _fills(),
+        "STYLE": view.joinpath("style.css").read_text(encoding="utf-8") + fills(),
         "SCRIPT": "\n".join(
             [
                 f"const STAGE_FILLS = {len(palette.STAGE_COLOURS)};",
@@ -62,7 +62,7 @@ def _template() -> str:
     return filled(view.joinpath("page.html").read_text(encoding="utf-8"), parts)
 
 
-def _fills() -> str:
+def fills() -> str:
     """Return the CSS classes with colors and patterns of pictures: `is-F`, `is-stage-0`, `is-weights` and so on."""
     light: list[str] = []
     dark: list[str] = []
@@ -99,6 +99,6 @@ def _choices() -> dict[str, list[str]]:
     }
 
 
-def _in_script(held: dict[str, Any] | None) -> str:
+def in_script(held: object) -> str:
     """Return JSON for a script element, without `<`, so that no text in it can end the script."""
     return json.dumps(held, ensure_ascii=False).replace("<", "\\u003c")

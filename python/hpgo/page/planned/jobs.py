@@ -17,7 +17,7 @@ class File:
     """A file that was loaded into the page."""
 
     kind: str
-    """`plan`, `profile` or `cluster`."""
+    """`plan`, `profile`, `cluster`, or `config` for a transformer."""
     title: str
     body: bytes
 

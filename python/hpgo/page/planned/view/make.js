@@ -72,6 +72,9 @@ const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
 const several = (count, thing) => `${count} ${thing}${count === 1 ? "" : "s"}`;
 const say = (text) => { byId("said").textContent = text; };
 
+// What each pattern means.
+const legend = (names) => make("p", { class: "legend" }, ...names.map(([kind, name]) => make("span", {}, make("i", { class: kind === "line" ? kind : `fill is-${kind}` }), name)));
+
 // Of many alike, Tab stops at one, and arrow keys go from one to the next.
 function alike(all) {
   all.forEach((one, at) => one.setAttribute("tabindex", at ? -1 : 0));

@@ -1,6 +1,4 @@
 // What a device of each group holds, against its cap.
-const legend = (names) => make("p", { class: "legend" }, ...names.map(([kind, name]) => make("span", {}, make("i", { class: kind === "line" ? kind : `fill is-${kind}` }), name)));
-
 function strips(into, label, rows, after) {
   const longest = Math.max(...rows.map((row) => row.querySelector(".amount").textContent.length));
   const box = make("div", { class: "strips", role: "group", "aria-label": label, style: { "--amount": `${longest}ch` } }, alike(rows));

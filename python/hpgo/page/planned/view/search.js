@@ -1,27 +1,8 @@
 // Searching: progress with bound and gap, a stop that takes the best so far, and the optimum beside the plan.
 const best = { key: "", facts: null, search: null, progress: null, error: null };
 
-// Reads a search line by line; resolves to the facts of what it found.
-async function searchFor(items, { signal, told, named }) {
-  const answer = await fetch(`/plan/search?${query(items)}`, { signal });
-  if (!answer.ok) throw Object.assign(new Error("refused"), { said: (await answer.json()).error });
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) throw Object.assign(new Error("ended"), { said: { message: "the search ended without an answer", hint: "try again" } });
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines.map((text) => JSON.parse(text))) {
-      if (line.search && named) named(line.search);
-      if (line.progress) told(line.progress);
-      if (line.error) throw Object.assign(new Error("refused"), { said: line.error });
-      if (line.found) return line.found;
-    }
-  }
-}
-
-const stop = (name) => fetch(`/plan/stop?search=${name}`, { method: "POST" });
+// Resolves to the facts of what a search finds.
+const searchFor = (items, options) => streamed(`/plan/search?${query(items)}`, options);
 const progressWords = ({ best: step, bound, gap }) => (step ? `best ${step}, ${bound ? `bound ${bound}, gap ${gap}` : "no bound yet"}` : "no plan yet");
 
 let finding = null;

@@ -25,7 +25,7 @@ painted(() => {
 });
 
 if (state.offline) {
-  document.querySelectorAll("header nav a, #undo, #redo, #share").forEach((one) => { one.hidden = true; });
+  document.querySelectorAll("header nav a:not(:first-child), #undo, #redo, #share").forEach((one) => { one.hidden = true; });
   show(held.facts);
 } else {
   byId("ask").addEventListener("submit", (event) => { event.preventDefault(); find(); });

@@ -14,7 +14,6 @@ function itemsOf(search) {
   return found;
 }
 
-const query = (items) => new URLSearchParams(Object.entries(items).filter(([, text]) => text !== "" && text !== undefined && text !== null)).toString();
 const questionOf = (items) => Object.fromEntries(Object.entries(items).filter(([name]) => QUESTION.includes(name)));
 
 // The plan that is shown with all that can be changed of it; `state.items` is the address that it was asked for by.
