@@ -184,13 +184,16 @@ impl Search<'_> {
         self.virtual_stages()
     }
 
-    /// Searches a schedule that the hybrid search knows, in half of the remaining time.
+    /// Searches a schedule that the hybrid search knows, in half of the remaining time. If it reports nothing, only its
+    /// cuts are needed, so the last search is left out.
     ///
     /// If that is too short for any plan, spends the rest of the time on any plan that fits, without a bound.
     fn certified(&self, warm_up: WarmUp, reports: Reports) -> Result<Outcome> {
         let Problem { model, cluster, settings } = *self.problem;
         let settings = Settings { warm_up, ..settings.clone() };
-        match hybrid::plan(model, cluster, &settings, &self.control.part(effort::CERTIFIED_SHARE, reports)) {
+        let part = self.control.part(effort::CERTIFIED_SHARE, reports);
+        let plan = if reports == Reports::Nothing { hybrid::plan_without_last_search } else { hybrid::plan };
+        match plan(model, cluster, &settings, &part) {
             Err(late @ Error::TimedOut { .. }) => {
                 let part = self.control.part(1.0, Reports::Nothing);
                 let found = hybrid::fitting(model, cluster, &settings, &part).map_err(|_| late)?;

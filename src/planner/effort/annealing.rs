@@ -77,6 +77,24 @@ pub(crate) const ROUND_COOLING: f64 = 0.7;
 /// problems changes.
 pub(crate) const COOLING_IN_ROUND: f64 = 0.05;
 
+// The last search, around the best plan.
+
+/// Temperatures of the first rounds of its walks, in turn. Measured on three problems of 32 and 64 devices: with either
+/// of them alone, one of the three steps stays 0.1 % longer.
+pub(crate) const AROUND_TEMPERATURES: [f64; 2] = [0.003, 0.0003];
+/// Number of chains of a walk. Not tuned.
+pub(crate) const AROUND_CHAINS: usize = 8;
+/// Work of a walk for each pair of a cut and a device. Not tuned.
+pub(crate) const AROUND_OF_CUT_AND_DEVICE: u64 = 50_000;
+/// Limit on the work of a walk: 50 ms on two threads. Not tuned.
+pub(crate) const AROUND_MAX: u64 = 100_000_000;
+/// Number of walks in a row without a shorter step after which the search ends. Not tuned.
+pub(crate) const AROUND_PATIENCE: usize = 6;
+/// Limit on the walks: 2 s on two threads. Not tuned.
+pub(crate) const AROUND_WALKS: usize = 40;
+/// Ratio of step to bound up to which no gap counts as left, since rounding may cause it. Not tuned.
+pub(crate) const CLOSED: f64 = 1.0 + 1e-6;
+
 // Annealing may pass through plans that lack memory, since these may connect one plan that fits to another.
 
 /// Penalty for missing memory: added to the path of a plan for each device capacity that it lacks, as a multiple of the

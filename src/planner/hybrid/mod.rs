@@ -4,6 +4,7 @@
 //! ```text
 //! patterns, packing ─▶ first plans ─▶ annealing, narrow passes ─▶ good plans
 //!                      ─▶ complete passes under rising thresholds ─▶ bound
+//!                      ─▶ last search around the best plan, while a gap remains
 //! (each pass: paths of all micro-batch sizes ─▶ plans ─▶ simulate, improve)
 //! ```
 //!
@@ -70,6 +71,32 @@ use search::Search;
 /// if no plan fits the devices' memory, or none was found with reasonable effort, [`crate::Error::TimedOut`] or
 /// [`crate::Error::Cancelled`] if it was stopped before there was any plan.
 pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<SearchResult> {
+    let mut search = searched(model, cluster, settings, control)?;
+    search.search_around_best()?;
+    search.answer()
+}
+
+/// Finds a plan like [`plan`], but without the last search. Its stages are the start of a search for another schedule,
+/// for which the last percent under this schedule does not matter.
+///
+/// # Errors
+/// Returns the errors of [`plan`].
+pub fn plan_without_last_search(
+    model: &LayerSums,
+    cluster: &Cluster,
+    settings: &Settings,
+    control: &Control,
+) -> Result<SearchResult> {
+    searched(model, cluster, settings, control)?.answer()
+}
+
+/// Returns a search after all steps of [`plan`] that also raise the bound, and the annealing of a plan far above it.
+fn searched<'a>(
+    model: &'a LayerSums,
+    cluster: &'a Cluster,
+    settings: &'a Settings,
+    control: &'a Control,
+) -> Result<Search<'a>> {
     settings.check()?;
     cluster.check()?;
     // Necessary conditions on memory take milliseconds and spare most infeasible problems the search.
@@ -99,7 +126,7 @@ pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: 
     if search.is_far() && !control.should_stop() {
         search.anneal(annealing::LAST.within(2 * search.spent()))?;
     }
-    search.answer()
+    Ok(search)
 }
 
 /// Searches a space with every placement, before [`plan`] proves the bound with the whole budget.

@@ -11,7 +11,7 @@ use crate::planner::hybrid::{
     placement::{cut_row, patterns::Patterns},
     search::{
         SizeSearch,
-        annealing::Annealer,
+        annealing::{Annealer, Walk},
         local_search, min_steps_s,
         suffix_search::RelaxedPlan,
         unscheduled_plan::{PlanScorer, UnscheduledPlan},
@@ -66,7 +66,10 @@ impl<'a> Search<'a> {
 
     /// Takes the micro-batch sizes out of the search while `work` reads them and adds plans. Afterwards improves a new
     /// best plan by local search, and reports it.
-    fn with_sizes(&mut self, work: impl FnOnce(&mut Self, &mut Vec<SizeSearch<'a>>) -> Result<()>) -> Result<()> {
+    pub(super) fn with_sizes(
+        &mut self,
+        work: impl FnOnce(&mut Self, &mut Vec<SizeSearch<'a>>) -> Result<()>,
+    ) -> Result<()> {
         let before_s = self.step_s();
         let mut sizes = std::mem::take(&mut self.sizes);
         let outcome = work(self, &mut sizes);
@@ -103,7 +106,7 @@ impl<'a> Search<'a> {
         Ok(bounds)
     }
 
-    fn anneal_for(&mut self, sizes: &[SizeSearch<'_>], time: AnnealingTime, near_s: f64) -> Result<()> {
+    pub(super) fn anneal_for(&mut self, sizes: &[SizeSearch<'_>], time: AnnealingTime, near_s: f64) -> Result<()> {
         let tasks: Vec<&Subproblem<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
         let Some(line) = line_of(&tasks) else { return Ok(()) };
         if time.is_wide && !self.has_wide_patterns {
@@ -188,7 +191,7 @@ impl<'a> Search<'a> {
             let best = self.best.as_ref().and_then(|(_, plan)| as_unscheduled(tasks, plan));
             let plans = best.into_iter().chain(self.pattern_plans.iter().cloned()).collect();
             let mut outcome = Ok(());
-            annealing.anneal(plans, effort, self.annealed_work, control, |leaders| {
+            annealing.anneal(plans, (effort, self.annealed_work, Walk::WIDE), control, |leaders| {
                 outcome = self.simulate_unscheduled(tasks, leaders.iter().take(annealing::ROUND_SIMULATED).copied());
                 outcome.is_ok()
             });
@@ -212,7 +215,7 @@ impl<'a> Search<'a> {
     }
 
     /// Simulates plans with the largest and with the smallest numbers in flight, shortest paths first.
-    fn simulate_unscheduled<'s>(
+    pub(super) fn simulate_unscheduled<'s>(
         &mut self,
         tasks: &[&Subproblem<'_>],
         unscheduled_plans: impl Iterator<Item = &'s UnscheduledPlan>,
@@ -249,7 +252,7 @@ impl<'a> Search<'a> {
 }
 
 /// Returns a line of nested cuts for plans on any placement, or `None` if the settings allow node-aligned plans only.
-fn line_of(tasks: &[&Subproblem<'_>]) -> Option<Vec<u32>> {
+pub(super) fn line_of(tasks: &[&Subproblem<'_>]) -> Option<Vec<u32>> {
     // A framework that wants equal replicas starts its ranks in the order of the devices, which only compact placements
     // keep.
     let task = tasks.first().filter(|task| !task.settings.equal_replicas)?;
@@ -257,7 +260,7 @@ fn line_of(tasks: &[&Subproblem<'_>]) -> Option<Vec<u32>> {
 }
 
 /// Converts a plan to an unscheduled plan of its micro-batch size. `None` if no size has it.
-fn as_unscheduled(tasks: &[&Subproblem<'_>], plan: &CandidatePlan) -> Option<UnscheduledPlan> {
+pub(super) fn as_unscheduled(tasks: &[&Subproblem<'_>], plan: &CandidatePlan) -> Option<UnscheduledPlan> {
     let is_of = |task: &&Subproblem<'_>| {
         task.micro_batch == plan.micro_batch
             && plan.allows_recompute(task.recompute)

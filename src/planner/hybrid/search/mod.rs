@@ -2,11 +2,13 @@
 //!
 //! The modules here find plans. `initial_plans` makes plans by pattern and anneals them (`annealing`) before anything
 //! is proved. `passes` runs the label search (`suffix_search`, `labels`) under rising thresholds, which finds plans and
-//! raises the bound with each pass that ends. `local_search` improves a good plan by single layers and devices.
+//! raises the bound with each pass that ends. `local_search` improves a good plan by single layers and devices, and
+//! `last_search` anneals the best plan at the end while a gap remains.
 
 pub(crate) mod annealing;
 pub(crate) mod initial_plans;
 pub(crate) mod labels;
+mod last_search;
 pub(crate) mod local_search;
 mod passes;
 pub(crate) mod result;
@@ -81,6 +83,8 @@ pub(crate) struct Search<'a> {
     relaxed_labels: u64,
     relaxed_work: u64,
     annealed_work: u64,
+    /// Whether `control` stopped the last search, after all passes.
+    is_cut_short: bool,
     /// Whether this search reports its progress to `control`.
     pub is_watched: bool,
     /// Lower bound on the step of plans with any cuts. Infinite where the model has all cuts.
@@ -126,6 +130,7 @@ impl<'a> Search<'a> {
             relaxed_labels: 0,
             relaxed_work: 0,
             annealed_work: 0,
+            is_cut_short: false,
             is_watched: false,
             all_cuts_bound_s,
         }
@@ -218,7 +223,7 @@ impl<'a> Search<'a> {
     pub(crate) fn stopped(&self) -> Option<Stopped> {
         // Annealing at the end may still shorten a step that is far above the bound, even if no pass can raise the
         // bound.
-        let is_cut_short = self.is_far() && self.control.should_stop(); // however much is proved
+        let is_cut_short = self.is_cut_short || (self.is_far() && self.control.should_stop()); // however much is proved
         (is_cut_short || !self.is_proved()).then(|| self.control.stopped().unwrap_or(Stopped::Effort))
     }
 

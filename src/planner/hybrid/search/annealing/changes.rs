@@ -1,12 +1,23 @@
 //! Random changes of a plan: cuts move, devices move between stages, stages split and merge.
 
-use super::Annealer;
 use super::random::Random;
+use super::{Annealer, AnnealingRound};
 use crate::planner::hybrid::{placement::cut_row::is_nested, search::unscheduled_plan::UnscheduledPlan};
 
 impl Annealer<'_> {
+    /// Changes a plan at random, as suits the round. Returns whether that was possible. If not, the plan may be partly
+    /// changed.
+    pub(super) fn change_of(&self, round: AnnealingRound, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        // Near the optimum, stages are balanced. A device alone, or a stage less, then helps only if layers follow.
+        match if round.is_around_best { random.below(16) } else { 15 } {
+            0..3 => self.hand_over_with_layers(plan, random),
+            3 => self.drop_stage(plan, random),
+            _ => self.change(plan, random),
+        }
+    }
+
     /// Changes a plan at random. Returns whether that was possible. If not, the plan may be partly changed.
-    pub(super) fn change(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+    fn change(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         // Weights in percent. Moves of one cut keep the caches of devices and transfers, so they are also the cheapest.
         match random.below(100) {
             0..36 => self.shift(plan, random),
@@ -31,16 +42,17 @@ impl Annealer<'_> {
         }
         let border = 1 + random.below(plan.stages() - 1);
         let (begin, end) = (plan.cuts[border - 1], plan.cuts[border + 1]);
-        let Some(cut) = self.near(begin, plan.cuts[border], end, random) else { return false };
+        let Some(cut) = self.near((begin, plan.cuts[border], end), None, random) else { return false };
         plan.cut_at(border, cut);
         true
     }
 
-    /// Returns a cut near another one, between two cuts.
-    fn near(&self, begin: u32, cut: u32, end: u32, random: &mut Random) -> Option<u32> {
+    /// Returns a cut near `cut`, between `begin` and `end`: a larger one if `is_ahead`, a smaller one if not, and any if
+    /// that is `None`.
+    fn near(&self, (begin, cut, end): (u32, u32, u32), is_ahead: Option<bool>, random: &mut Random) -> Option<u32> {
         // Mostly one or two cuts away, sometimes eight times as far to leave a local optimum.
         let distance = random.distance() * if random.below(8) == 0 { 8 } else { 1 };
-        let is_ahead = random.is_heads();
+        let is_ahead = is_ahead.unwrap_or_else(|| random.is_heads());
         // `begins_behind` counts from the largest cut down, so a smaller index is a larger cut.
         let at = self.model.begins_behind(end as usize, cut as usize);
         let at = if is_ahead { at.checked_sub(distance)? } else { at + distance };
@@ -88,6 +100,22 @@ impl Annealer<'_> {
         let Some(node) = node_of(plan.row(from), random) else { return false };
         let count = some_of(plan.row(from)[node], random);
         plan.move_devices(node, count, Some(from), Some(to));
+        true
+    }
+
+    /// Moves devices of one node to a neighboring stage, and the cut between both stages so that layers follow them.
+    fn hand_over_with_layers(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        if plan.stages() < 2 {
+            return false;
+        }
+        let border = 1 + random.below(plan.stages() - 1);
+        let (begin, end) = (plan.cuts[border - 1], plan.cuts[border + 1]);
+        let (from, to) = if random.is_heads() { (border - 1, border) } else { (border, border - 1) };
+        let Some(node) = node_of(plan.row(from), random) else { return false };
+        let count = some_of(plan.row(from)[node], random);
+        let Some(cut) = self.near((begin, plan.cuts[border], end), Some(to < from), random) else { return false };
+        plan.move_devices(node, count, Some(from), Some(to));
+        plan.cut_at(border, cut);
         true
     }
 
@@ -194,6 +222,27 @@ impl Annealer<'_> {
         }
         plan.merge(random.below(plan.stages() - 1));
         true
+    }
+
+    /// Removes a stage and gives its layers to another one. The cuts between both move, so that the stages between them
+    /// keep their numbers of layers. The devices become free, or follow the layers.
+    fn drop_stage(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        let Some((stage, to)) = two_stages(plan, random) else { return false };
+        let place = |cut: u32| self.place[cut as usize];
+        let (Some(begin), Some(end)) = (place(plan.cuts[stage]), place(plan.cuts[stage + 1])) else { return false };
+        let receiver = random.is_heads().then_some(to);
+        for node in 0..plan.free.len() {
+            let count = plan.row(stage)[node];
+            if count > 0 {
+                plan.move_devices(node, count, Some(stage), receiver);
+            }
+        }
+        // The joined stage takes the place of the stage next to the removed one, which then gives as many layers to the
+        // next one, and so on up to the receiver.
+        let is_before = to < stage;
+        plan.merge(if is_before { stage - 1 } else { stage });
+        let run = if is_before { (to + 1, stage - 1) } else { (stage + 1, to - 1) };
+        run.0 > run.1 || self.shift_run(plan, run, end - begin, is_before)
     }
 
     /// Changes the micro-batch size or recomputation.

@@ -49,6 +49,20 @@ impl AnnealingChain {
     }
 }
 
+/// Kind of a walk, which is one run of all its chains from the first to the last round.
+#[derive(Clone, Copy)]
+pub(crate) struct Walk {
+    /// Temperature at the start of the first round, relative to the step.
+    pub first_temperature: f64,
+    /// Whether all chains start at the best plan. Then some changes move layers with devices, or drop a stage.
+    pub is_around_best: bool,
+}
+
+impl Walk {
+    /// Walk from many plans.
+    pub(crate) const WIDE: Self = Self { first_temperature: annealing::FIRST_TEMPERATURE, is_around_best: false };
+}
+
 /// Settings of one annealing round.
 #[derive(Clone, Copy)]
 struct AnnealingRound {
@@ -61,6 +75,8 @@ struct AnnealingRound {
     /// Temperature at the start of the round, relative to the step.
     temperature: f64,
     is_simulated: bool,
+    /// As in [`Walk`].
+    is_around_best: bool,
 }
 
 /// Scores the plans of one chain and counts the work.
@@ -171,14 +187,13 @@ impl<'a> Annealer<'a> {
         }
     }
 
-    /// Anneals `plans` with `effort` work units for all rounds and chains together.
+    /// Anneals `plans` in one walk, with `effort` work units for all rounds and chains together.
     ///
     /// After each round `on_round` receives the best plans that fit, shortest first, and returns whether to continue.
     pub(crate) fn anneal(
         &self,
         plans: Vec<UnscheduledPlan>,
-        effort: u64,
-        seed: u64,
+        (effort, seed, walk): (u64, u64, Walk),
         control: &Control,
         mut on_round: impl FnMut(&[&UnscheduledPlan]) -> bool,
     ) {
@@ -191,11 +206,12 @@ impl<'a> Annealer<'a> {
             .collect();
         // Each round halves the chains, and the effort of a round is the same for all rounds.
         let rounds = u64::from(chains.len().max(1).ilog2()) + 1;
-        let mut temperature = annealing::FIRST_TEMPERATURE;
+        let mut temperature = walk.first_temperature;
         for number in 0..rounds {
             let is_simulated = chains.len() <= annealing::SIMULATING_CHAINS;
             let effort = effort / rounds / chains.len().max(1) as u64;
-            let round = AnnealingRound { number, seed, effort, temperature, is_simulated };
+            let is_around_best = walk.is_around_best;
+            let round = AnnealingRound { number, seed, effort, temperature, is_simulated, is_around_best };
             (chains.par_iter_mut()).for_each_init(
                 || PlanScorer::new(self.tasks, self.cluster, annealing::KEPT_SYNCS),
                 |scorer, chain| self.run_round(chain, scorer, round, control),
@@ -252,7 +268,8 @@ impl<'a> Annealer<'a> {
             }
             let is_changed =
                 // One change in four is followed by a second one, to leave plans that no single change improves.
-                self.change(&mut next, &mut random) && (random.below(4) > 0 || self.change(&mut next, &mut random));
+                self.change_of(round, &mut next, &mut random)
+                    && (random.below(4) > 0 || self.change_of(round, &mut next, &mut random));
             // Metropolis criterion, solved for the length: a plan longer by a share x is accepted with probability
             // e^(-x / temperature). Drawing the random number first gives a limit at which scoring can stop early.
             let limit_s = now_s * (1.0 - temperature * random.part().ln());
