@@ -12,7 +12,7 @@ use crate::planner::hybrid::{
         candidate_plan::CandidatePlan,
         plan_cost::{EvaluatedPlan, PlanEvaluator},
     },
-    plan,
+    plan_without_last_search,
     settings::Settings,
 };
 
@@ -54,7 +54,7 @@ pub fn min_memory(
         for node in &mut smaller.nodes {
             node.memory_bytes = node.memory_bytes.min(middle + settings.memory.reserved_bytes);
         }
-        let answer = match plan(model, &smaller, settings, control) {
+        let answer = match plan_without_last_search(model, &smaller, settings, control) {
             Ok(answer) => answer,
             // A limit that no plan fits is a lower end of the bisection, not an error.
             Err(Error::Infeasible { .. }) => {
