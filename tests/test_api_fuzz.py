@@ -26,6 +26,7 @@ from hpgo import draw, export, launch
 from hpgo.draw.options import DrawOptions as PictureOptions
 from hpgo.hardware import cluster as machine
 from hpgo.llm.estimate import StageEstimate
+from hpgo.llm.goodput import Failures
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.blocks import Block, Latent
 from hpgo.model.transformer import Tower
@@ -329,6 +330,18 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                  "stack": "default", "platform": FITTED.platform,
                  "top": 2},
             ),
+            "plan_mixed_llm": (
+                hpgo.plan_mixed_llm,
+                {"transformer": TRANSFORMER, "cluster": "h100:1+a100:1", "global_batch_size": 2, "seq_length": 64,
+                 "precision": "bf16", "reserved_bytes": 1e9, "stack": "default", "framework": "flagscale"},
+            ),
+            "size_llm": (
+                hpgo.size_llm,
+                {"transformer": TRANSFORMER, "tokens": 1e6, "days": 1.0, "budget": 1e6, "hour_prices": {"h100": 2.0},
+                 "on": ["h100"], "quota": {"h100": 8}, "gpus": (8, 8), "seq_length": 64, "global_batch_size": 8,
+                 "is_exact_batch": True, "precision": "bf16", "framework": "megatron", "fix": {"tp": 1},
+                 "exclude": ["cp"], "failures": Failures(), "allowance": 1.0, "progress": lambda share, text: None},
+            ),
             "LlmPlanSearch.plan": (WAYS.plan, {"place": 1}),
             "LlmPlan.of": (
                 hpgo.LlmPlan.of,
@@ -409,7 +422,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "MemoryModel.preset": (
                 hpgo.MemoryModel.preset, {"name": "adam-bf16", "shard_optimizer": False, "reserved_bytes": 0.0},
             ),
-            "Costs.of_stages": (hpgo.Costs.of_stages, {"stages": PLAN.stages, "recompute": False}),
+            "Costs.of_stages": (hpgo.Costs.of_stages, {"stages": PLAN.stages}),
             "PipelineLayout.from_text": (hpgo.PipelineLayout.from_text, {"text": "Et|(tt|)*2tL"}),
             "PipelineLayout.virtual_stages_per_rank": (
                 hpgo.PipelineLayout(("Et", "tL")).virtual_stages_per_rank, {"ranks": 1},
@@ -417,7 +430,6 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "PipelineLayout.schedule": (
                 hpgo.PipelineLayout(("E", "t", "t", "L")).schedule, {"ranks": 2, "micro_batches": 4, "group_size": 2},
             ),
-            "Stage.halves_s": (PLAN.stages[0].halves_s, {"recompute": False}),
             "Restriction.costs": (plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1).costs, {"step_s": 1.0}),
             **{f"{type(one).__name__}.to_frame": (lambda one=one: framed(one), {})
                for one in (CLUSTER, PROFILE, PLAN, CHAIN, SCHEDULE, TIMELINE)},

@@ -16,6 +16,8 @@ from refusals import refused
 from timelines import timeline
 
 import hpgo
+from hpgo.llm.mixed.plan import plan_mixed_llm
+from hpgo.llm.size import size_llm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +34,14 @@ RECORDS: dict[str, Any] = {
     "ChainPlan": CHAIN,
     "Schedule": hpgo.schedule("zb_v", ranks=4, micro_batches=8),
 }
-DRAWN = {"Plan", "Timeline", "ChainPlan", "Schedule"}
+LLAMA: dict[str, Any] = {"global_batch_size": 32, "seq_length": 4096}
+RECORDS |= {
+    "LlmEstimate": hpgo.estimate_llm("llama-3-8b", "h100:1", pp=2, **LLAMA),
+    "LlmPlanSearch": hpgo.plan_llm("llama-3-8b", "h100:1", **LLAMA),
+    "LlmSizes": size_llm("llama-3-8b", tokens=1e11, days=30, on=("h100",), gpus=(8, 64)),
+    "MixedPlanSearch": plan_mixed_llm("llama-3-8b", "h100:1+a100:1", **LLAMA),
+}
+DRAWN = {"Plan", "Timeline", "ChainPlan", "Schedule", "LlmPlanSearch"}
 NASTY = "</td><script>alert(1)</script> \"' onload=alert(1) &amp; \x1b[31m\n\u202e"
 
 # --- Names ------------------------------------------------------------------------------------------------------------
@@ -192,8 +201,8 @@ def test_names_are_only_shown(record: Any) -> None:
 def test_a_record_is_one_short_line(kind: str) -> None:
     record = RECORDS[kind]
     assert repr(record).startswith(f"<{kind} ")
-    name = next(field for field in ("profile", "name", "model", "schedule") if hasattr(record, field))
-    for one in (record, replace(record, **{name: "x" * 1000})):
+    name = next((field for field in ("profile", "name", "model", "schedule") if hasattr(record, field)), None)
+    for one in (record, *([replace(record, **{name: "x" * 1000})] if name else [])):
         assert len(repr(one)) < 120
         assert repr(one).isprintable()
 
@@ -225,6 +234,10 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         ("Timeline", 16, "kind", "F"),
         ("ChainPlan", 4, "last", CHAIN.stages[0].last),
         ("Schedule", 192, "stage", 0),
+        ("LlmEstimate", 2, "rank", 0),
+        ("LlmPlanSearch", len(RECORDS["LlmPlanSearch"].estimates), "step_s", RECORDS["LlmPlanSearch"].best.step_s),
+        ("LlmSizes", len(RECORDS["LlmSizes"].points), "kind", "h100"),
+        ("MixedPlanSearch", len(RECORDS["MixedPlanSearch"].steps_s), "way", "pipeline"),
     ],
 )
 @pytest.mark.usefixtures("library")
@@ -250,3 +263,11 @@ def test_without_a_library_for_frames_the_error_says_which_to_install(monkeypatc
     with refused(hpgo.errors.HpgoError, "missing_package", "polars", "pandas") as raised:
         PLAN.to_frame()
     assert "pip install polars" in raised.value.hint
+
+
+@pytest.mark.parametrize("kind", ["LlmEstimate", "LlmPlanSearch", "LlmSizes", "MixedPlanSearch"])
+def test_printing_an_answer_about_transformers_shows_its_report(kind: str) -> None:
+    lines = str(RECORDS[kind]).splitlines()
+    assert "llama-3-8b" in lines[0]
+    assert 5 < len(lines) < 80
+    assert max(map(len, lines)) <= 80

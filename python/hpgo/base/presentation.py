@@ -26,3 +26,25 @@ def present(kind: Kind, record: object, *given: Any, **options: Any) -> Any:
 
     module, function = _FUNCTIONS[kind, type(record).__name__]
     return getattr(import_module(module), function)(record, *given, **options)
+
+
+class Presented:
+    """Base of records that `print` shows as their report, and notebooks as tables and pictures."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        text: str = present("text", self)
+        return text
+
+    def to_frame(self) -> Any:
+        """Return a data frame with one row per part of the record.
+
+        The frame is one of polars or pandas: the library that is imported already, or else the one that is installed.
+        Raises HpgoError if neither is.
+        """
+        return present("frame", self)
+
+    def _repr_html_(self) -> str:
+        html: str = present("html", self)
+        return html

@@ -9,7 +9,9 @@ from math import lcm
 from typing import TYPE_CHECKING, Any, get_args
 
 from hpgo.base.checks import check_flag, check_int, check_is, check_list, choice, number
-from hpgo.base.messages import shorten
+from hpgo.base.messages import brief, pluralize, shorten
+from hpgo.base.presentation import Presented
+from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster, cluster_of
@@ -125,7 +127,7 @@ class StageEstimate(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class LlmEstimate(Record):
+class LlmEstimate(Presented, Record):
     """Estimated step time and memory of one configuration (docs/cost-terms.md). Nothing in it is measured.
 
     >>> import hpgo
@@ -186,6 +188,14 @@ class LlmEstimate(Record):
             )
         if not self.stages:
             raise ArgumentError("an estimate has no stages", "make it again")
+
+    def __repr__(self) -> str:
+        return brief(
+            "LlmEstimate",
+            f"{shorten(self.model, 24)} on {shorten(self.cluster, 24)}: {pluralize(self.gpus, 'GPU')}, step"
+            f" {format_seconds(self.step_s)}, {format_bytes(self.fullest.peak_bytes)} of"
+            f" {format_bytes(self.capacity_bytes)}",
+        )
 
     @property
     def micro_batches(self) -> int:

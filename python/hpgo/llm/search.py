@@ -13,7 +13,9 @@ from math import inf
 from typing import TYPE_CHECKING, get_args
 
 from hpgo.base.checks import check_int, choice, number
-from hpgo.base.messages import shorten
+from hpgo.base.messages import brief, pluralize, shorten
+from hpgo.base.presentation import Presented
+from hpgo.base.units import format_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster, cluster_of
@@ -63,7 +65,7 @@ MAX_SHOWN = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class LlmPlanSearch(Record):
+class LlmPlanSearch(Presented, Record):
     """The configurations to choose from, the recommended one first, and the size of the search.
 
     >>> import hpgo
@@ -106,6 +108,14 @@ class LlmPlanSearch(Record):
         check_fields(self)
         if not self.estimates:
             raise ArgumentError("a search of configurations has none", "make it again")
+
+    def __repr__(self) -> str:
+        return brief(
+            "LlmPlanSearch",
+            f"{shorten(self.best.model, 24)} on {shorten(self.cluster.name, 24)}:"
+            f" {pluralize(len(self.estimates), 'configuration')} of {self.configurations:,}, step"
+            f" {format_seconds(self.best.step_s)}",
+        )
 
     @property
     def fastest(self) -> LlmEstimate:

@@ -12,7 +12,8 @@ from math import ceil, inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_int, check_list, check_progress, number
-from hpgo.base.messages import did_you_mean, shorten
+from hpgo.base.messages import brief, did_you_mean, join_words, pluralize, shorten
+from hpgo.base.presentation import Presented
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.hardware.cluster import Cluster
@@ -102,7 +103,7 @@ class SizePoint(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlmSizes(Record):
+class LlmSizes(Presented, Record):
     """Clusters for a training run: the answer for each kind of node, and all clusters that were evaluated."""
 
     transformer: Transformer
@@ -128,6 +129,13 @@ class LlmSizes(Record):
     """Number of searches for a configuration."""
     is_complete: bool = True
     """Whether the search ended by itself. An interrupted one has fewer points."""
+
+    def __repr__(self) -> str:
+        return brief(
+            "LlmSizes",
+            f"{shorten(self.transformer.name, 24)}: {pluralize(len(self.points), 'cluster')} of"
+            f" {join_words(self.kinds, 'and')}",
+        )
 
     def of_kind(self, kind: str) -> tuple[SizePoint, ...]:
         """Return the points of a kind of node, the one with the fewest nodes first."""

@@ -51,19 +51,19 @@ def of_plan(plan: Plan) -> str:
     """Return the report of a plan with a picture of its step."""
     from hpgo.show import report
 
-    return _answer(
+    return answer(
         report.headline(plan),
-        _facts([(report.CAUTION, text) for text in report.cautions(plan)] + report.answer(plan)),
+        facts([(report.CAUTION, text) for text in report.cautions(plan)] + report.answer(plan)),
         _drawn(plan.timeline, len(plan.stages) * plan.micro_batches, "plan.timeline()"),
-        *(part for title, columns, rows in report.sections(plan) for part in (_title(title), _table(columns, rows))),
-        _facts([(f"Alternative: {name}", text) for name, text in report.alternatives(plan)] + report.details(plan)),
+        *(part for name, columns, rows in report.sections(plan) for part in (title(name), table(columns, rows))),
+        facts([(f"Alternative: {name}", text) for name, text in report.alternatives(plan)] + report.details(plan)),
     )
 
 
 def of_profile(profile: Profile) -> str:
     """Return a table with one row per layer and the times of the largest batch."""
     size = profile.batch_sizes[-1]
-    facts = (
+    headline = (
         f"{pluralize(len(profile.layers), 'layer')}, {format_bytes(profile.parameter_bytes)} of weights, "
         f"measured with {' and '.join(map(str, profile.batch_sizes))} samples a batch"
     )
@@ -76,7 +76,7 @@ def of_profile(profile: Profile) -> str:
     ]  # fmt: skip
     columns = ["layer", "name", f"forward of {size}", f"backward of {size}", f"output of {size}", "weights"]
     known = [("from", profile.source), ("device", profile.device), ("computed in", profile.dtype)]
-    return _answer(f"{profile.name}: {facts}", _table(columns, rows), _facts(pair for pair in known if pair[1]))
+    return answer(f"{profile.name}: {headline}", table(columns, rows), facts(pair for pair in known if pair[1]))
 
 
 def of_cluster(cluster: Cluster) -> str:
@@ -93,11 +93,11 @@ def of_cluster(cluster: Cluster) -> str:
          format_seconds(link.latency_s))
         for where, link in (("inside a node", cluster.intra), ("between nodes", cluster.inter))
     ]  # fmt: skip
-    return _answer(
+    return answer(
         f"{cluster.name}: {pluralize(cluster.devices, 'device')} on {pluralize(len(cluster.nodes), 'node')}",
-        _table(["nodes", "devices each", "type", "memory", "speed", "name"], nodes),
-        _table(["link", "of one port", "in a ring", "latency"], links),
-        _facts([("from", cluster.source)] if cluster.source else []),
+        table(["nodes", "devices each", "type", "memory", "speed", "name"], nodes),
+        table(["link", "of one port", "in a ring", "latency"], links),
+        facts([("from", cluster.source)] if cluster.source else []),
     )
 
 
@@ -108,13 +108,13 @@ def of_timeline(timeline: Timeline) -> str:
     headline = f"{what}: {format_seconds(timeline.makespan_s)}"
     picture = _drawn(lambda: timeline, actions, "timeline")
     if actions > _MAX_ACTIONS:  # Computing the measures takes as long as the picture.
-        return _answer(headline, picture)
+        return answer(headline, picture)
     measures = timeline.measures
     names = timeline.row_names or [f"{timeline.row} {rank}" for rank in range(timeline.ranks)]
     peaks = measures.peak_memory_bytes
     rows = [
         (
-            name, format_seconds(busy_s), _percent(share_left(busy_s, timeline.makespan_s)),
+            name, format_seconds(busy_s), percent(share_left(busy_s, timeline.makespan_s)),
             in_flight, *([format_bytes(peaks[rank])] if peaks else []),
         )
         for rank, (name, busy_s, in_flight) in enumerate(
@@ -122,19 +122,19 @@ def of_timeline(timeline: Timeline) -> str:
         )
     ]  # fmt: skip
     columns = [timeline.row, "busy", "idle", "activations held", *(["peak memory"] if peaks else [])]
-    notes = _facts([("note", note) for note in timeline.notes]) if timeline.notes else ""
-    return _answer(f"{headline}, bubble {_percent(measures.idle_over_total)}", picture, _table(columns, rows), notes)
+    notes = facts([("note", note) for note in timeline.notes]) if timeline.notes else ""
+    return answer(f"{headline}, bubble {percent(measures.idle_over_total)}", picture, table(columns, rows), notes)
 
 
 def of_chain(plan: ChainPlan) -> str:
     """Return the report of a chain plan with its picture."""
     from hpgo.show import chain_figure, chain_report
 
-    return _answer(
+    return answer(
         f"{plan.model}: a batch of {plan.batch_size} every {format_seconds(plan.interval_s)}",
-        _image(chain_figure.svg(plan), "stages against the pace") if plan.stages else "",
-        _table(*chain_report.rows(plan)),
-        _facts((name, fact.strip()) for name, _, fact in (line.partition("  ") for line in chain_report.summary(plan))),
+        image(chain_figure.svg(plan), "stages against the pace") if plan.stages else "",
+        table(*chain_report.rows(plan)),
+        facts((name, fact.strip()) for name, _, fact in (line.partition("  ") for line in chain_report.summary(plan))),
     )
 
 
@@ -142,14 +142,15 @@ def of_schedule(schedule: Schedule) -> str:
     """Return a picture of the schedule, with backward passes twice as long as forward passes."""
     from hpgo.timing.simulation import simulate
 
-    return _answer(str(schedule), _drawn(partial(simulate, schedule), len(schedule.actions), "hpgo.simulate(schedule)"))
+    return answer(str(schedule), _drawn(partial(simulate, schedule), len(schedule.actions), "hpgo.simulate(schedule)"))
 
 
-def _answer(headline: str, *parts: str) -> str:
+def answer(headline: str, *parts: str) -> str:
+    """Return the HTML of a record: a headline and its parts, without empty ones."""
     return "\n".join(["<div>", f"<p><b>{_text(headline)}</b></p>", *filter(None, parts), "</div>"])
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return an HTML table with numbers aligned to the right, and without the middle rows of a long table."""
     # A single row is not worth a line that replaces it.
     left_out = len(rows) - _HEAD - _TAIL
@@ -164,7 +165,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     )
 
 
-def _title(text: str) -> str:
+def title(text: str) -> str:
+    """Return the title of the next table."""
     return f"<p>{_text(text)}</p>"
 
 
@@ -174,7 +176,8 @@ def _row(cell: str, texts: Sequence[str], sides: Sequence[str]) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _facts(pairs: Iterable[tuple[str, str]]) -> str:
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return a table of names and facts, or nothing if there are none."""
     rows = [
         f'<tr><th scope="row" style="text-align: left">{_text(name)}</th>'
         f'<td style="text-align: left">{_text(fact)}</td></tr>'
@@ -194,10 +197,11 @@ def _drawn(timeline: Callable[[], Timeline], actions: int, how: str) -> str:
         picture = draw.render(made, ".svg", width_px=_WIDTH_PX, max_boxes=_MAX_BOXES).decode()
     except HpgoError as error:
         return f"<p>No picture: {_text(str(error))}</p>"
-    return _image(picture, f"{pluralize(made.ranks, made.row)} over time")
+    return image(picture, f"{pluralize(made.ranks, made.row)} over time")
 
 
-def _image(svg: str, what: str) -> str:
+def image(svg: str, what: str) -> str:
+    """Return a picture that is part of the page."""
     # A data URL keeps the picture in the notebook file, also after an export.
     source = b64encode(svg.encode()).decode()
     return f'<img alt="{_text(what)}" src="data:image/svg+xml;base64,{source}" style="max-width: 100%">'
@@ -207,7 +211,8 @@ def _text(text: str) -> str:
     return escape(printable(text))
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Return a share in percent."""
     return f"{100 * share:.1f} %"
 
 
@@ -216,7 +221,7 @@ def _percent(share: float) -> str:
 
 def plan_frame(plan: Plan) -> Any:
     """Return a data frame with one row per stage."""
-    return _frame(
+    return frame(
         {
             "stage": at, "layers": list(stage.layers), "devices": list(stage.devices), "replicas": stage.replicas,
             "samples_per_replica": stage.samples_per_replica, "max_in_flight": stage.max_in_flight,
@@ -231,7 +236,7 @@ def plan_frame(plan: Plan) -> Any:
 
 def profile_frame(profile: Profile) -> Any:
     """Return a data frame with one row per layer and batch size."""
-    return _frame(
+    return frame(
         {
             "layer": layer.id, "name": layer.name, "batch_size": size, "forward_s": layer.forward_s[at],
             "backward_s": layer.backward_s[at], "activation_bytes": layer.activation_bytes[at],
@@ -245,7 +250,7 @@ def profile_frame(profile: Profile) -> Any:
 
 def cluster_frame(cluster: Cluster) -> Any:
     """Return a data frame with one row per node."""
-    return _frame(
+    return frame(
         {
             "node": at, "name": node.name, "devices": node.count, "device": node.device.name,
             "memory_bytes": node.device.memory_bytes, "speed": node.device.speed,
@@ -265,7 +270,7 @@ def chain_frame(plan: ChainPlan) -> Any:
             del row["layers"]
         else:
             row["layers"] = list(row["layers"])
-    return _frame(rows)
+    return frame(rows)
 
 
 def timeline_frame(timeline: Timeline) -> Any:
@@ -291,7 +296,8 @@ def _letters(kinds: Any) -> list[str]:
     return [KINDS[kind] for kind in kinds.tolist()]
 
 
-def _frame(rows: Iterable[dict[str, Any]]) -> Any:
+def frame(rows: Iterable[dict[str, Any]]) -> Any:
+    """Return a data frame of rows with equal keys."""
     listed = list(rows)
     columns = {name: [row[name] for row in listed] for name in (listed[0] if listed else ())}
     return _frame_of({name: _floats(kept) if name.endswith(_MEASURES) else kept for name, kept in columns.items()})

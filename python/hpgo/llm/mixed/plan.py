@@ -8,7 +8,9 @@ from math import inf
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hpgo.base.checks import check_int, choice, number
-from hpgo.base.messages import join_words, shorten
+from hpgo.base.messages import brief, join_words, shorten
+from hpgo.base.presentation import Presented
+from hpgo.base.units import format_seconds
 from hpgo.base.validated import Record
 from hpgo.errors import ClusterError, InfeasibleError
 from hpgo.hardware.mixed import MixedCluster
@@ -94,7 +96,7 @@ class MixedShare(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixedPlanSearch(Record):
+class MixedPlanSearch(Presented, Record):
     """The ways to train a transformer on a mixed cluster, with the step time of each.
 
     >>> found = plan_mixed_llm("llama-3-8b", "h100:1+a100:1", global_batch_size=32, seq_length=8192)
@@ -121,6 +123,13 @@ class MixedPlanSearch(Record):
     """Lower end of the 90 % range of `step_s` (docs/accuracy.md)."""
     high_s: float
     """Upper end of the 90 % range of `step_s`."""
+
+    def __repr__(self) -> str:
+        return brief(
+            "MixedPlanSearch",
+            f"{shorten(self.transformer.name, 24)} on {shorten(self.cluster.name, 24)}: {self.best}, step"
+            f" {format_seconds(self.step_s)}",
+        )
 
     @property
     def steps_s(self) -> dict[str, float]:
