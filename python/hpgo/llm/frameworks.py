@@ -376,8 +376,8 @@ class FrameworkSupport(Record):
             return ()
         whose, name = "for models of transformers, such as", shorten(model.name)
         return (
-            # Five steps of a small Qwen2 with tp 2 did not lower the loss, but with a pipeline they did. OLMo 2 does not
-            # start with tp.
+            # Five steps of a small Qwen2 with tp 2 did not lower the loss, but with a pipeline they did. OLMo 2 does
+            # not start with tp.
             (config.tp > 1, f"does not support tensor parallelism here {whose} `{name}`, but tp is {config.tp}"),
             (config.cp > 1, f"does not support context parallelism here {whose} `{name}`, but cp is {config.cp}"),
             (config.splits_backward,
