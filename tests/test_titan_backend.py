@@ -27,8 +27,8 @@ H100 = hpgo.Cluster.preset("h100:1")
 
 
 def plan(model: hpgo.Transformer = QWEN2, **options: Any) -> hpgo.LlmPlan:
-    options = {"global_batch_size": 16, "seq_length": 1024, "devices": 8, "framework": "torchtitan"} | options
-    return hpgo.LlmPlan.of(hpgo.estimate_llm(model, H100, **options), model, H100)
+    asked: dict[str, Any] = {"global_batch_size": 16, "seq_length": 1024, "devices": 8, "framework": "torchtitan"}
+    return hpgo.LlmPlan.of(hpgo.estimate_llm(model, H100, **asked | options), model, H100)
 
 
 def constants(text: str) -> dict[str, Any]:
@@ -124,6 +124,6 @@ def test_what_the_backend_lacks_is_refused_by_name(options: dict[str, Any], says
         ("torchtitan@0.2", QWEN2, "no settings for biases, which"),
     ],
 )
-def test_other_models_are_refused_before_the_search(framework: str, model: hpgo.Transformer, says: str) -> None:
+def test_other_models_are_refused_before_the_search(framework: Any, model: hpgo.Transformer, says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         hpgo.plan_llm(model, H100, global_batch_size=16, seq_length=1024, framework=framework)
