@@ -135,7 +135,7 @@ MODELS = (
             "use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 4,
         },
         megatron={"devices": 4, "tp": 2, "zero_stage": 1, "recompute": "selective", "global_batch_size": 4},
-        torchtitan={"devices": 4, "tp": 2, "pp": 2, "global_batch_size": 4},
+        torchtitan={"devices": 2, "pp": 2, "global_batch_size": 16},
         deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
@@ -422,6 +422,30 @@ MODELS = (
             "tie_word_embeddings": False, "num_experts": 12, "num_experts_per_tok": 4, "norm_topk_prob": False,
             "router_aux_loss_coef": 0.01, "output_router_logits": False,
         },
+        deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "olmo-2-7b",
+        {
+            "model_type": "olmo2", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 176,
+            "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 512,
+            "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 500000, "rope_scaling": None,
+            "initializer_range": 0.02, "attention_bias": False, "attention_dropout": 0.0,
+            "tie_word_embeddings": False,
+        },
+        torchtitan={"devices": 2, "zero_stage": 3, "recompute": "full", "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
+    ),
+    SmallModel(
+        "olmo-7b",
+        {
+            "model_type": "olmo", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 176,
+            "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 512,
+            "max_position_embeddings": 2048, "rope_theta": 10000.0, "rope_scaling": None, "clip_qkv": None,
+            "initializer_range": 0.02, "attention_bias": False, "attention_dropout": 0.0,
+            "tie_word_embeddings": False,
+        },
+        torchtitan={"devices": 4, "pp": 2, "vpp": 2, "zero_stage": 2, "global_batch_size": 32},
         deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(

@@ -20,6 +20,25 @@ def shapes_of(config):
     \"\"\"Yield the shape in the `config.json` that `hf_model` names: a file, a folder, or a model of the hub.\"\"\"
     model = AutoConfig.from_pretrained(config.hf_model)
     yield {name: getattr(model, name) for name in SHAPE}
+
+
+def with_rope(init_states):
+    \"\"\"Return an `init_states` that also sets the frequencies of RoPE.
+
+    The backend of torchtitan 0.3.0 looks for `rope_init_fn`, which RoPE of transformers 5.23 does not keep, so that the
+    frequencies would be those that the memory happens to hold.
+    \"\"\"
+
+    def init(model, **options):
+        init_states(model, **options)
+        rope = model.rotary_emb
+        kinds = [kind for kind in type(rope).__mro__ if kind.__module__.startswith("transformers.")]
+        if kinds:  # stages of a pipeline that were cut without RoPE have none
+            fresh = kinds[0](model.model.config)
+            for name, held in rope.named_buffers():
+                held.copy_(getattr(fresh, name))
+
+    return init
 """.splitlines()
 _NAMES = (
     "model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
@@ -52,7 +71,13 @@ def shape_of(model: Transformer) -> dict[str, object]:
 
 def texts() -> dict[str, Any]:
     """Return the arguments of `hpgo.export.for_torchtitan.module` with the code that reads the shape."""
-    return {"reader": _READER, "imports": ["from transformers import AutoConfig"], "read": "config"}
+    backend = "from torchtitan.experiments.transformers_modeling_backend import HFTransformerModel"
+    return {
+        "reader": _READER,
+        "imports": [backend, "from transformers import AutoConfig"],
+        "read": "config",
+        "changes": ["    HFTransformerModel.init_states = with_rope(HFTransformerModel.init_states)"],
+    }
 
 
 def parts_of(parts: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 Package = Literal["llama3", "qwen3", "deepseek_v3", "transformers_modeling_backend"]
 BACKEND: Package = "transformers_modeling_backend"
 """Package that trains a model of the library transformers, by its `config.json`."""
-_BACKEND_TYPES = ("qwen2",)
+_BACKEND_TYPES = ("qwen2", "olmo", "olmo2")
 """Model types that the backend trains as transformers computes them. Of others, its `hf_sharding.py` does not find a
-matrix (Phi-3), or its `update_from_config` turns off the biases of the `config.json` (Llama with biases)."""
+matrix (Phi-3, GLM-4, StarCoder2) or an argument (Gemma, StableLM), its `update_from_config` turns off the biases of the
+`config.json` (Llama with biases), or its `get_attention_masks` leaves out sliding windows."""
 _LAYER_NORMS = 2
 
 
@@ -60,7 +61,7 @@ def needs_backend(model: Transformer) -> bool:
 
 
 def _is_of_backend(model: Transformer) -> bool:
-    return not model.blocks and model.tower is None and model_type(model) in _BACKEND_TYPES
+    return model.tower is None and model_type(model) in _BACKEND_TYPES
 
 
 def _obstacle(model: Transformer, *, sparse: bool) -> str:
