@@ -98,7 +98,7 @@ def hidden(place: str, what: str) -> None:
 
 @contextmanager
 def watching(layer: str) -> Iterator[None]:
-    """Raise ArgumentError when the layer drops or draws within this context by other means than a module."""
+    """Raise ArgumentError when the layer drops within this context by other means than a module."""
     with _Watch(layer):
         yield
 
@@ -112,14 +112,6 @@ _FREE = {
     functional.alpha_dropout,
     functional.feature_alpha_dropout,
     torch.dropout,
-}
-_RANDOM = {
-    *(torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like, torch.randperm),
-    *(torch.normal, torch.bernoulli, torch.multinomial, torch.poisson, torch.rrelu),
-    *(functional.gumbel_softmax, functional.rrelu),
-    *(torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.bernoulli_, torch.Tensor.random_),
-    *(torch.Tensor.bernoulli, torch.Tensor.multinomial, torch.Tensor.exponential_, torch.Tensor.geometric_),
-    *(torch.Tensor.cauchy_, torch.Tensor.log_normal_),
 }
 _FUSED = {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
 
@@ -139,13 +131,6 @@ class _Watch(TorchFunctionMode):
             raise ArgumentError(
                 f"layer `{self._layer}` calls `{func.__name__}`, whose random numbers would depend on the plan",
                 "make an nn.Dropout in the module's `__init__` and call that: such modules draw by sample here",
-                code="unsupported",
-            )
-        if func in _RANDOM and kwargs.get("generator") is None:
-            raise ArgumentError(
-                f"layer `{self._layer}` calls `{func.__name__}`, whose random numbers would depend on the plan",
-                "give the model as one module instead of a list, where many such calls draw by sample, or pass the"
-                " random numbers as an input",
                 code="unsupported",
             )
         return func(*args, **kwargs)
