@@ -1,4 +1,4 @@
-"""No thread of a communication library outlives a run: one that frees a tensor while Python ends would abort it."""
+"""No thread of a run is within torch while Python ends: it would abort the process."""
 
 from __future__ import annotations
 
@@ -70,3 +70,51 @@ def test_no_thread_of_gloo_outlives_a_pipeline(tmp_path: Path) -> None:
     ]  # fmt: skip
     said = [rank.communicate(timeout=200)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
+
+
+SERVER = """
+    import sys, time
+    from torch.distributed import TCPStore
+    store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+    print("ready", flush=True)
+    time.sleep(1000)
+"""
+SLOW = """
+    import os, signal, sys, threading, time
+    from torch.distributed import TCPStore
+    from hpgo.runtime.failure_detection import Limits, Watch
+
+    class Late:
+        def __del__(self, sleep=time.sleep):
+            sleep(2)  # while Python ends
+
+    late = Late()
+    store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
+    watch = Watch(store, 0, 1, Limits(silence_s=0.2))
+    watch.begin(print)
+    time.sleep(1)
+    os.kill(int(sys.argv[2]), signal.SIGSTOP)
+    if os.fork() == 0:  # the store answers again once the other process ends
+        time.sleep(3)
+        os.kill(int(sys.argv[2]), signal.SIGCONT)
+        os._exit(0)
+    if sys.argv[3] == "end":
+        watch.end()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="stops a process")
+@pytest.mark.parametrize("how", ["end", "leave"])
+def test_a_process_ends_well_though_its_store_answers_late(how: str) -> None:
+    port = free_port()
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SERVER), port], stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            command = [sys.executable, "-c", textwrap.dedent(SLOW), port, str(server.pid), how]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        finally:
+            server.kill()
+    assert (done.returncode, done.stderr) == (0, "")

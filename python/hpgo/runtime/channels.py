@@ -130,8 +130,8 @@ class _Arrivals:
     def close(self) -> None:
         """End the thread after the packets that it still waits for."""
         self._expected.put(None)
-        # A thread that frees torch's objects while Python ends would end the process with SIGABRT. After a failure, a
-        # packet may never arrive, so don't wait for longer.
+        # A thread that returns from a call of torch while Python ends aborts the process. After a failure, a packet may
+        # never arrive, so don't wait for longer.
         self._thread.join(_JOIN_S)
 
     def _note(self) -> None:

@@ -114,8 +114,8 @@ def _import_holders_of_the_world_group() -> None:
     """Import the module of torch whose functions keep the process group that exists when they are defined.
 
     Their arguments have the default `group=dist.group.WORLD`. Torch imports the module at the first operation on the
-    meta device. The group then outlives `destroy_process_group`, and so do gloo's threads. If one of them frees a
-    tensor while Python ends, it ends the process with SIGABRT: "terminate called without an active exception".
+    meta device. The group then outlives `destroy_process_group`, and so do gloo's threads, which must not run while
+    Python ends.
     """
     import torch.distributed.nn.functional  # noqa: F401
 
