@@ -348,3 +348,5 @@ def test_tables_sum_over_the_run_and_over_windows_and_divide_by_times(tmp_path: 
         assert len(rows) == 8
     with refused(hpgo.errors.FileError, "not_writable"):
         Monitor(tmp_path / "made", 3, 12, mode="x")
+    for _ in range(2):  # two ranks of a host
+        Monitor(tmp_path / "new/folder", 3, 12).close()

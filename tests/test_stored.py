@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import random
 import warnings
 import zipfile
@@ -37,9 +39,25 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
     if not path:
         return value
-    copy = dict(document) if isinstance(document, dict) else list(document)
-    copy[path[0]] = changed(document[path[0]], path[1:], value) if path[1:] else value
-    return copy
+    result = dict(document) if isinstance(document, dict) else list(document)
+    result[path[0]] = changed(document[path[0]], path[1:], value) if path[1:] else value
+    return result
+
+
+def test_copied_and_stored_timelines_are_equal_and_others_are_not(tmp_path: Path) -> None:
+    RUN.save(tmp_path / "run.npz")
+    for same in (
+        copy.copy(RUN),
+        copy.deepcopy(RUN),
+        pickle.loads(pickle.dumps(RUN)),
+        hpgo.Timeline.read(tmp_path / "run.npz"),
+    ):
+        assert same == RUN
+        assert hash(same) == hash(RUN)
+    late = copy.deepcopy(RUN)
+    late.start_s[-1] += 1e-9
+    for other in (late, hpgo.simulate(hpgo.schedule("zb_v", ranks=2, micro_batches=3)), None):
+        assert other != RUN
 
 
 def refused_or_drawn(path: Path) -> bool:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from hpgo.runtime.packets import Packet
     from hpgo.runtime.session import NeighbourGroups
 
+_JOIN_S = 2.0
+"""Longest time in seconds to wait for the end of a thread, which takes less than 1 ms in a good run. Not tuned."""
+
 
 class Outgoing:
     """Sender of one rank to another. A buffer is reused once the receiver has taken its packet."""
@@ -107,7 +110,8 @@ class _Arrivals:
         self._recorded: SimpleQueue[list[int] | Exception] = SimpleQueue()
         # A separate thread, because the main thread computes while packets arrive and would record the arrival too
         # late.
-        threading.Thread(target=self._note, daemon=True).start()
+        self._thread = threading.Thread(target=self._note, daemon=True)
+        self._thread.start()
 
     def expect(self, waits: list[Any]) -> None:
         """Add the pieces of one more packet."""
@@ -126,6 +130,9 @@ class _Arrivals:
     def close(self) -> None:
         """End the thread after the packets that it still waits for."""
         self._expected.put(None)
+        # A thread that returns from a call of torch while Python ends aborts the process. After a failure, a packet may
+        # never arrive, so don't wait for longer.
+        self._thread.join(_JOIN_S)
 
     def _note(self) -> None:
         while (waits := self._expected.get()) is not None:

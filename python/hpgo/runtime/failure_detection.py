@@ -24,6 +24,7 @@ by itself.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import json
 import os
@@ -257,6 +258,7 @@ class Watch:
         self._is_heard = False  # whether a verdict was read, so that the rank that posted it can report it
         self._ends_itself = False  # whether the main thread knows the reason and is about to exit
         self._wake, self._over, self._known = threading.Event(), threading.Event(), threading.Event()
+        self._is_abandoned = False
         self._threads: list[threading.Thread] = []
 
     def begin(self, last_words: Callable[[RunError], None]) -> None:
@@ -265,6 +267,7 @@ class Watch:
             threading.Thread(target=self._carry, daemon=True),
             threading.Thread(target=self._look, args=(last_words,), daemon=True),
         ]
+        _begun.append(self)
         for one in self._threads:
             one.start()
 
@@ -304,6 +307,16 @@ class Watch:
         for one in self._threads:
             one.join(self.limits.silence_s)  # no longer, because the store may not answer
         faulthandler.cancel_dump_traceback_later()
+        if self in _begun and not any(one.is_alive() for one in self._threads):
+            _begun.remove(self)
+
+    def abandon(self) -> None:
+        """Stop the threads because Python ends. The rank does not leave, so the others find it lost if they need it."""
+        self._is_abandoned = not self._over.is_set()
+        self._over.set()
+        self._wake.set()
+        for one in self._threads:
+            one.join(self.limits.grace_s)
 
     def _carry(self) -> None:
         """Write and read the store twice a second. Only this thread can be blocked by the store."""
@@ -316,7 +329,8 @@ class Watch:
                 self._rounds += 1
                 self._wake.wait(BEAT_S)
                 self._wake.clear()
-            self._store.set(key(self._rank), HERE.report(has_left=True).written(self._rounds))
+            if not self._is_abandoned:
+                self._store.set(key(self._rank), HERE.report(has_left=True).written(self._rounds))
 
     def _look(self, last_words: Callable[[RunError], None]) -> None:
         """Evaluate the readings twice a second.
@@ -371,6 +385,18 @@ class Watch:
         last_words(LostRankError(verdict.message, verdict.hint))
         # A normal exit would run destructors of communication libraries, which may wait for ranks that are gone.
         os._exit(verdict.code)
+
+
+_begun: list[Watch] = []
+"""Failure detections whose threads may still run."""
+
+
+@atexit.register
+def _abandon_all() -> None:
+    # A daemon thread that returns from a call of torch while Python ends aborts the process: "terminate called without
+    # an active exception". The store may answer only now, on a machine with more processes than cores.
+    while _begun:
+        _begun.pop().abandon()
 
 
 def _kill(report: ProgressEvent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +30,16 @@ class NeighbourGroups:
         world = dist.group.WORLD
         self._made: list[Any] = []
         self._neighbours: Neighbours | None = None
+        self.up: Any
+        self.down: Any
         if device.type == "cuda":
             # NCCL runs a group's messages between two ranks one after the other, so each direction has its own group;
             # gloo runs them as they come, and a group more would be a connection more between every two ranks.
             self._made = [dist.new_group() for _ in range(2)]
             self.up, self.down = self._made
-        elif shared_memory:
-            with together("the setup of shared memory"):
-                self.up = self.down = self._neighbours = Neighbours(world, timeout_s)
         else:
-            self.up = self.down = world
+            with together("the setup of shared memory") if shared_memory else nullcontext():
+                self.up = self.down = self._neighbours = Neighbours(world, timeout_s, is_used=shared_memory)
 
     def to(self, peer: int) -> Any:
         """Return the transport of messages to a rank."""
@@ -53,6 +54,9 @@ class NeighbourGroups:
         if self._neighbours is not None:
             self._neighbours.close()
         destroy(self._made)
+        # Gloo's threads end with the last reference to their group, and must end before Python does.
+        self.up = self.down = self._neighbours = None
+        self._made.clear()
 
 
 def destroy(groups: Sequence[Any]) -> None:
@@ -101,6 +105,19 @@ class Groups:
     def close(self) -> None:
         """Release the groups. The ranks stay together."""
         destroy(self._made)
+        for groups in (self.sums, self.replicas, self.pipelines):
+            groups.clear()  # the reductions share these dicts, so no reference is left
+        self._made.clear()
+
+
+def _import_holders_of_the_world_group() -> None:
+    """Import the module of torch whose functions keep the process group that exists when they are defined.
+
+    Their arguments have the default `group=dist.group.WORLD`. Torch imports the module at the first operation on the
+    meta device. The group then outlives `destroy_process_group`, and so do gloo's threads, which must not run while
+    Python ends.
+    """
+    import torch.distributed.nn.functional  # noqa: F401
 
 
 class RankSession:
@@ -137,6 +154,7 @@ class RankSession:
                     "the ranks don't find each other", "check that all started, and that their nodes reach each other"
                 ),
             ):
+                _import_holders_of_the_world_group()
                 timeout = timedelta(seconds=self._patience_s)
                 dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
         HERE.rank, HERE.stages = dist.get_rank(), stages_of(program, dist.get_rank())

@@ -264,12 +264,13 @@ class _Receive:
 class Neighbours:
     """Transport with the interface of a process group, which bypasses the group between ranks of one node."""
 
-    def __init__(self, group: Any, timeout_s: float) -> None:
-        """Connect to the ranks of this node.
+    def __init__(self, group: Any, timeout_s: float, *, is_used: bool = True) -> None:
+        """Connect to the ranks of this node, if shared memory is used at all.
 
         All ranks of `group` call it together. Raises torch's error if one is lost.
         """
-        self._group, self._of = group, _introduced(group, timeout_s)
+        self._group: Any = group
+        self._of = _introduced(group, timeout_s) if is_used else {}
 
     def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> Any:
         """Send one tensor without waiting. The result's `wait` waits for the receive."""
@@ -282,10 +283,11 @@ class Neighbours:
         return self._group.recv(tensors, peer, tag) if near is None else near.receive(tensors[0])
 
     def close(self) -> None:
-        """Close all connections. The process group stays."""
+        """Close all connections and drop the reference to the process group, which stays."""
         for near in self._of.values():
             near.close()
         self._of.clear()
+        self._group = None
 
 
 def _introduced(group: Any, timeout_s: float) -> dict[int, Neighbour]:

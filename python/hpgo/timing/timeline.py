@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_text
@@ -64,10 +64,30 @@ class _Parts:
             self._known[name] = self._compute(name)
         return self._known[name]
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Parts):
+            return NotImplemented
+        return self is other or all(_is_equal(self[name], other[name]) for name in self.NAMES)
+
+    __hash__ = None  # type: ignore[assignment]  # parts are arrays
+
     def __reduce__(self) -> tuple[Any, ...]:
         # The function that computes parts refers to the native simulation, which can't be pickled. So compute all parts
         # first.
         return _Parts, ({name: self[name] for name in self.NAMES}, None)
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return whether two values of parts are equal, also within dicts and sequences, and NaN to NaN."""
+    import numpy as np
+
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_equal(value, other[name]) for name, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_is_equal, one, other))
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other, equal_nan=one.dtype.kind == other.dtype.kind == "f")
+    return bool(one == other)
 
 
 class _Column:
@@ -88,7 +108,8 @@ class _Column:
 class Timeline(Record):
     """A run of a schedule. Arrays have one entry per action, ordered by rank, then by start.
 
-    Arrays, memory and measures are computed on first access.
+    Arrays, memory and measures are computed on first access. Timelines with equal fields, arrays and measures are
+    equal, such as a copy.
     """
 
     schedule: str
@@ -128,6 +149,16 @@ class Timeline(Record):
             raise ArgumentError(
                 f"a timeline of {self.ranks} ranks has {len(self.row_names)} row names", "name each rank, or none"
             )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Timeline):
+            return NotImplemented
+        # Compare the arrays last, because they may have to be computed.
+        names = sorted((field.name for field in fields(self)), key="_parts".__eq__)
+        return self is other or all(getattr(self, name) == getattr(other, name) for name in names)
+
+    def __hash__(self) -> int:
+        return hash((self.schedule, self.ranks, self.stages, self.micro_batches, self.iterations, self.makespan_s))
 
     rank = _Column("actions", "rank")
     stage = _Column("actions", "stage")

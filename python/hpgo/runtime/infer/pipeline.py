@@ -98,6 +98,7 @@ class InferencePipeline(RankPipeline):
         """Bit width after each stage but the last; 0 sends numbers unchanged."""
         self.sent_bits: tuple[dict[int, int], ...] = ()
         """Number of the last stream's micro-batches by bit width, for each cut after a stage."""
+        self._links: NeighbourGroups | None = None
         self._rows: list[int] = []  # rows of the last stream's micro-batches
         options = RankOptions.from_arguments(
             seed=seed,
@@ -162,7 +163,10 @@ class InferencePipeline(RankPipeline):
 
     def _link_groups(self) -> NeighbourGroups:
         """Return groups without shared memory, which is not a link: its rate says nothing about a network."""
-        return NeighbourGroups(self.device, self._options.limits.patience_s, shared_memory=False)
+        if self._links is None:
+            self._links = NeighbourGroups(self.device, self._options.limits.patience_s, shared_memory=False)
+            self._session.hold(self._links)
+        return self._links
 
     @property
     def takes_batches(self) -> bool:

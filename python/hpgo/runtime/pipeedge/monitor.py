@@ -168,7 +168,7 @@ class Monitor:
         self._readings = deque([(perf_counter_ns(), self._energy.microjoules() or 0)], maxlen=_MAX_READINGS)
         self._output: Moment | None = None
         try:
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)  # another rank of this host may create it at this moment
         except OSError as failure:
             raise refused("write", folder, failure, RunError, _OTHER) from None
         self._tables = {kind: _Table(folder / f"{key}.csv", mode, window) for kind, key in KEYS.items()}

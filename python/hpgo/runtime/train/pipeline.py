@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hpgo.programs.program import Program
     from hpgo.runtime.messages import PassedTensor
     from hpgo.runtime.session import NeighbourGroups
-    from hpgo.runtime.stage_module import Value
+    from hpgo.runtime.stage_module import StageModule, Value
     from hpgo.runtime.train.evaluation import Metric
     from hpgo.runtime.train.gradients import Weight
     from hpgo.runtime.train.torch_backend import TorchEngine
@@ -152,6 +152,8 @@ class Pipeline(RankPipeline):
         self._begin_with = None if weights is None else as_path(weights, ArgumentError)
         self._factor = lr_schedule
         self._groups: NeighbourGroups | None = None
+        self.parts: dict[int, StageModule] = {}
+        self._torch_engine: TorchEngine | None = None
         self._evaluation: Evaluation | None = None
         self._has_stepped = False
         self._saver: Saver | None = None
@@ -246,7 +248,7 @@ class Pipeline(RankPipeline):
             with translate_errors(
                 "torch's pipelining can't be set up", "leave out `backend`: the engine of hpgo runs the plan"
             ):
-                self.engine = TorchEngine(
+                self.engine = self._torch_engine = TorchEngine(
                     program,
                     mine,
                     runs,
@@ -634,6 +636,11 @@ class Pipeline(RankPipeline):
             if not self._failed:
                 self._finish_saving()
         finally:
+            # Layers must not keep process groups, whose threads end with their last reference.
+            for part in self.parts.values():
+                part.join(None)
+            if self._torch_engine is not None:
+                self._torch_engine.close()
             super().close()
 
 

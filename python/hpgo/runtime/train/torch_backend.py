@@ -122,6 +122,10 @@ class TorchEngine(Actions):
                 schedule.write_text("\n".join(_row(program.for_rank(rank)) for rank in ranks) + "\n", encoding="utf-8")
                 self._schedule._load_csv(str(schedule))
 
+    def close(self) -> None:
+        """Drop torch's schedule, and so its references to process groups. No step can follow."""
+        self._schedule = None
+
     def step(self, batch: Batch) -> None:
         """Run all actions. Afterwards, this rank's gradients are complete, but reductions may still run."""
         self.at = -1
