@@ -250,6 +250,7 @@ def test_a_search_stops(tab, served) -> None:
 def test_a_size_becomes_the_configuration(opened) -> None:
     tab = opened(**LLAMA | {"framework": "torchtitan"})
     tab.locator("#tokens").fill("20B")
+    tab.locator("#max_gpus").fill("64")
     tab.locator("#hour_prices").fill("h100=2.5")
     tab.locator("#find-sizes").click()
     row = tab.locator("#size-found tbody tr").first
@@ -258,6 +259,16 @@ def test_a_size_becomes_the_configuration(opened) -> None:
     assert tab.locator("#size-found .point").count() >= 4
     changed(tab, row.get_by_role("button").click)
     assert value(tab, "GPUs") == gpus.replace(",", "")
+
+
+def test_sizes_have_the_numbers_of_the_command(served) -> None:
+    problem = LLAMA | {"framework": "torchtitan", "tokens": "20B", "days": "20", "max_gpus": "32"}
+    sizes = searched(served, problem, "size")[-1]["found"]
+    assert sizes["command"].endswith("--tokens 2e+10 --seq-length 4096 --days 20 --gpus 1..32 --framework torchtitan")
+    assert {one["kind"] for one in sizes["points"]} == {"h100", "h200", "b200", "mi300x"}
+    assert [[one["kind"], one["gpus"], one["days"]] for one in sizes["points"]] == [
+        [one["kind"], one["gpus"], one["days"]] for one in printed(sizes["command"])["points"]
+    ]
 
 
 def test_axe_finds_nothing(opened) -> None:

@@ -66,11 +66,16 @@ let finding = null;
 async function find({ choose = true } = {}) {
   if (finding) finding.abort();
   const mine = (finding = new AbortController());
-  const words = make("p", {}, "searching…");
+  const words = make("p", {}), began = Date.now();
+  let told = "searching…";
+  const tick = () => { words.textContent = `${told} (${Math.round((Date.now() - began) / 1000)} s)`; };
+  tick();
+  const ticking = setInterval(tick, 500);
   let name = null;
   const halt = make("button", { type: "button", id: "halt", disabled: true, onclick: () => { halt.disabled = true; stop(name); } }, "Stop");
   byId("progress").replaceChildren(make("progress", { "aria-label": "The search is running" }), words, halt);
   byId("progress").hidden = false;
+  byId("empty").hidden = true;
   wrong(null);
   const problem = askedProblem();
   let error = null;
@@ -78,7 +83,7 @@ async function find({ choose = true } = {}) {
     const found = await streamed(`/transformers/search/search?${query(problem)}`, {
       signal: mine.signal,
       named: (given) => { name = given; halt.disabled = false; },
-      told: (progress) => { words.textContent = progress.words; },
+      told: (progress) => { told = progress.words; },
     });
     state.problem = problem;
     state.found = found;
@@ -88,10 +93,13 @@ async function find({ choose = true } = {}) {
   } catch (failure) {
     if (failure.name === "AbortError") return;
     error = failure.said ?? OFFLINE;
+  } finally {
+    clearInterval(ticking);
   }
   if (mine === finding) {
     finding = null;
     byId("progress").hidden = true;
+    byId("empty").hidden = Boolean(state.facts);
     if (error) wrong(error, byId("ask"));
   }
 }

@@ -2,7 +2,7 @@
 async function arrive() {
   readAddress();
   fillForm();
-  for (const name of ["tokens", "days", "hour_prices"]) byId(name).value = state.view[name] ?? "";
+  for (const name of SIZE) byId(name).value = state.view[name] ?? "";
   if (!state.problem.model) return;
   if (Object.keys(state.own).length) {
     await estimate(state.own, { push: false, isBase: !state.base });
