@@ -177,6 +177,7 @@ def test_a_refused_setting_is_an_error_with_a_way_out(opened) -> None:
     tab = opened(**OWN)
     changed(tab, lambda: tab.locator("[data-key=tp-value]").fill("16") or tab.keyboard.press("Enter"))
     assert "8 KV heads" in tab.locator("#effects .wrong").inner_text()
+    assert found(tab) == []
     tab.problems.clear()  # the browser reports the status 400
     changed(tab, lambda: tab.locator("[data-key=tp-value]").fill("2") or tab.keyboard.press("Enter"))
     assert tab.locator(".wrong").count() == 0
@@ -191,6 +192,7 @@ def test_a_gpu_shows_its_groups(opened) -> None:
     assert "GPUs 0, 4, 6" in tip
     assert "GPU 10" in tip
     assert tab.locator(".device.in-dp").count() == 4
+    assert found(tab) == []
     tab.keyboard.press("Escape")
     assert not tab.locator("#tip").is_visible()
 
@@ -257,6 +259,7 @@ def test_a_size_becomes_the_configuration(opened) -> None:
     row.wait_for()
     gpus = row.locator("td").nth(1).inner_text()
     assert tab.locator("#size-found .point").count() >= 4
+    assert found(tab) == []
     changed(tab, row.get_by_role("button").click)
     assert value(tab, "GPUs") == gpus.replace(",", "")
 
