@@ -162,6 +162,20 @@ def test_a_change_says_what_it_does_and_goes_back(opened) -> None:
     assert value(tab, "step time") == before
 
 
+def test_going_back_returns_to_the_problem_before(opened) -> None:
+    tab = opened(**LLAMA | {"framework": "torchtitan"})
+    tab.locator("#nodes").fill("1")
+    with tab.expect_response(re.compile("estimate.json"), timeout=PATIENCE_MS):
+        tab.locator("#find").click()
+    playwright.expect(tab.locator("#headline")).to_contain_text("8 GPUs of h100:1")
+    tab.go_back()
+    playwright.expect(tab.locator("#headline")).to_contain_text("16 GPUs of h100:2")
+    playwright.expect(tab.locator("#nodes")).to_have_value("2")
+    playwright.expect(tab.locator("#list tbody tr").first).to_be_visible()
+    tab.go_back()
+    assert "transformers" not in tab.url
+
+
 def test_a_configuration_that_does_not_fit_says_why(opened) -> None:
     tab = opened(**OWN)
     assert tab.locator("#job").is_visible()

@@ -53,7 +53,7 @@ painted((facts) => {
   put(byId("shape-steppers"), ...choices.shape.filter((name) => facts.shape[name]).map((name) => stepper(name, SHAPE_LABELS[name], facts.shape[name], SHAPE_STEPS[name], (value) => {
     const before = state.problem;
     state.problem = { ...askedProblem(), [name]: value };
-    state.found = null;
+    Object.assign(state, { found: null, foundOf: "" });
     estimate(state.own, { beside: byId("shape-steppers") }).then(() => { if (byId("shape-steppers").querySelector(".wrong")) state.problem = before; });
   })));
   const isChanged = choices.shape.some((name) => state.problem[name]);
@@ -63,7 +63,7 @@ painted((facts) => {
 
 // Searches with progress. *Stop* ends the search, and the page keeps what it showed before.
 let finding = null;
-async function find({ choose = true } = {}) {
+async function find({ choose = true, push = true } = {}) {
   if (finding) finding.abort();
   const mine = (finding = new AbortController());
   const words = make("p", {}), began = Date.now();
@@ -86,8 +86,8 @@ async function find({ choose = true } = {}) {
       told: (progress) => { told = progress.words; },
     });
     state.problem = problem;
-    state.found = found;
-    if (choose) await estimate(found.rows[0].items, { isBase: true });
+    Object.assign(state, { found, foundOf: query(problem) });
+    if (choose) await estimate(found.rows[0].items, { isBase: true, push });
     else paintList();
     say(`${several(found.rows.length, "configuration")} found`);
   } catch (failure) {

@@ -43,8 +43,7 @@ async function findSizes() {
 function take(point) {
   state.problem = { ...state.problem, ...picked(point.items, PROBLEM) };
   delete state.problem.devices;
-  state.found = null;
-  state.base = null;
+  Object.assign(state, { found: null, foundOf: "" });
   fillForm();
   byId("main").scrollIntoView();
   return estimate(picked(point.items, OWN), { isBase: true });

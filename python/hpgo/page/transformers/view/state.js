@@ -4,7 +4,7 @@ const PROBLEM = ["model", ...choices.shape, "cluster", "devices", "batch", "seq_
 const OWN = ["gpus", "gpus_per_node", ...choices.configuration];
 const SIZE = ["tokens", "days", "max_gpus", "hour_prices"];
 const VIEW = ["sort", ...SIZE];
-const state = { problem: {}, own: {}, view: {}, facts: null, base: null, rows: [], found: null, titles: {} };
+const state = { problem: {}, own: {}, view: {}, facts: null, base: null, baseOf: "", found: null, foundOf: "", titles: {} };
 const painters = [];
 const painted = (painter) => painters.push(painter);
 
@@ -57,7 +57,8 @@ async function estimate(own, { push = true, isBase = false, beside = null } = {}
     byId("plan").classList.remove("outdated");
     state.own = facts.items;
     state.facts = facts;
-    if (isBase || !state.base) state.base = facts;
+    // A comparison is between configurations of one problem.
+    if (isBase || state.baseOf !== query(state.problem)) Object.assign(state, { base: facts, baseOf: query(state.problem) });
     writeAddress({ push });
     paint();
   } catch (error) {
