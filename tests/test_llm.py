@@ -758,3 +758,21 @@ def test_all_stages_of_a_way_stand_on_its_gpus() -> None:
     )  # fmt: skip
     assert stages.context.config.dp == 2
     assert [len(stage.layers) for stage in stages.stages] == [6, 6, 6, 6]
+
+
+def test_progress_of_a_search_changes_nothing_and_can_end_it() -> None:
+    ask = {"global_batch_size": 16, "seq_length": 4096}
+    told: list[tuple[int, float]] = []
+    found = hpgo.plan_llm(
+        "llama-3-8b", "h100:1", progress=lambda bounded, step_s: told.append((bounded, step_s)), **ask
+    )
+    assert found == hpgo.plan_llm("llama-3-8b", "h100:1", **ask)
+    assert min(step_s for _, step_s in told) == found.fastest.step_s
+    assert max(bounded for bounded, _ in told) <= found.bounded
+
+    def stop(bounded: int, step_s: float) -> None:
+        if bounded > 3 and step_s < float("inf"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hpgo.plan_llm("llama-3-8b", "h100:1", progress=stop, **ask)

@@ -162,6 +162,20 @@ def test_a_change_says_what_it_does_and_goes_back(opened) -> None:
     assert value(tab, "step time") == before
 
 
+def test_going_back_returns_to_the_problem_before(opened) -> None:
+    tab = opened(**LLAMA | {"framework": "torchtitan"})
+    tab.locator("#nodes").fill("1")
+    with tab.expect_response(re.compile("estimate.json"), timeout=PATIENCE_MS):
+        tab.locator("#find").click()
+    playwright.expect(tab.locator("#headline")).to_contain_text("8 GPUs of h100:1")
+    tab.go_back()
+    playwright.expect(tab.locator("#headline")).to_contain_text("16 GPUs of h100:2")
+    playwright.expect(tab.locator("#nodes")).to_have_value("2")
+    playwright.expect(tab.locator("#list tbody tr").first).to_be_visible()
+    tab.go_back()
+    assert "transformers" not in tab.url
+
+
 def test_a_configuration_that_does_not_fit_says_why(opened) -> None:
     tab = opened(**OWN)
     assert tab.locator("#job").is_visible()
@@ -177,6 +191,7 @@ def test_a_refused_setting_is_an_error_with_a_way_out(opened) -> None:
     tab = opened(**OWN)
     changed(tab, lambda: tab.locator("[data-key=tp-value]").fill("16") or tab.keyboard.press("Enter"))
     assert "8 KV heads" in tab.locator("#effects .wrong").inner_text()
+    assert found(tab) == []
     tab.problems.clear()  # the browser reports the status 400
     changed(tab, lambda: tab.locator("[data-key=tp-value]").fill("2") or tab.keyboard.press("Enter"))
     assert tab.locator(".wrong").count() == 0
@@ -191,6 +206,7 @@ def test_a_gpu_shows_its_groups(opened) -> None:
     assert "GPUs 0, 4, 6" in tip
     assert "GPU 10" in tip
     assert tab.locator(".device.in-dp").count() == 4
+    assert found(tab) == []
     tab.keyboard.press("Escape")
     assert not tab.locator("#tip").is_visible()
 
@@ -250,14 +266,26 @@ def test_a_search_stops(tab, served) -> None:
 def test_a_size_becomes_the_configuration(opened) -> None:
     tab = opened(**LLAMA | {"framework": "torchtitan"})
     tab.locator("#tokens").fill("20B")
+    tab.locator("#max_gpus").fill("64")
     tab.locator("#hour_prices").fill("h100=2.5")
     tab.locator("#find-sizes").click()
     row = tab.locator("#size-found tbody tr").first
     row.wait_for()
     gpus = row.locator("td").nth(1).inner_text()
     assert tab.locator("#size-found .point").count() >= 4
+    assert found(tab) == []
     changed(tab, row.get_by_role("button").click)
     assert value(tab, "GPUs") == gpus.replace(",", "")
+
+
+def test_sizes_have_the_numbers_of_the_command(served) -> None:
+    problem = LLAMA | {"framework": "torchtitan", "tokens": "20B", "days": "20", "max_gpus": "32"}
+    sizes = searched(served, problem, "size")[-1]["found"]
+    assert sizes["command"].endswith("--tokens 2e+10 --seq-length 4096 --days 20 --gpus 1..32 --framework torchtitan")
+    assert {one["kind"] for one in sizes["points"]} == {"h100", "h200", "b200", "mi300x"}
+    assert [[one["kind"], one["gpus"], one["days"]] for one in sizes["points"]] == [
+        [one["kind"], one["gpus"], one["days"]] for one in printed(sizes["command"])["points"]
+    ]
 
 
 def test_axe_finds_nothing(opened) -> None:

@@ -87,9 +87,7 @@ class BestFirst:
         # refined next. The tuple in the middle breaks ties by position, which makes results reproducible.
         while (lowest := self._lowest()) is not None:
             bound_s, _, one = lowest
-            # Simulations can be seconds apart, so each refinement is reported, and a caller can stop the search here.
-            if self.progress is not None:
-                self.progress(self.bounded, min((found[0] for found in self.best.values()), default=inf))
+            self._report()
             mesh = mesh_of(one.context.config) if isinstance(one, PipelineStages) else one.mesh
             # The list shows one configuration of each mesh, so nothing is left to find in a mesh with a faster one.
             if mesh in self.best and bound_s >= self.best[mesh][0]:
@@ -103,6 +101,12 @@ class BestFirst:
                 self._bound(one.group, candidate)
             else:
                 self._keep(one, mesh)
+
+    def _report(self) -> None:
+        """Call `progress`, which may raise to end the search."""
+        # Simulations can be seconds apart, so each refinement is reported.
+        if self.progress is not None:
+            self.progress(self.bounded, min((found[0] for found in self.best.values()), default=inf))
 
     def _lowest(self) -> _Entry | None:
         """Remove the entry with the lowest bound from the queue and return it; None if no bound is below `below_s`."""
@@ -205,6 +209,7 @@ class BestFirst:
         best: tuple[tuple[object, ...], float] | None = None
         chosen: Found | None = None
         while heap and (best is None or heap[0][:2] < best):
+            self._report()
             key, bound_s, _, one = heappop(heap)
             if isinstance(one, ConfigGroup):
                 for known, candidates in self._by_rank(one, limit_bytes, max_s, rank):

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hpgo.llm.best_first import Found, Rank
-    from hpgo.llm.config_families import ConfigGrid
+    from hpgo.llm.config_families import ConfigGrid, Family
     from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.plan import LlmPlan
     from hpgo.llm.search_space import Value
@@ -476,7 +476,11 @@ class _Question:
     def _search(self, gpus: Gpus, top: int, below_s: float = inf) -> BestFirst:
         """Return a finished search on some GPUs, for configurations that are faster than `below_s`."""
         grids = self._grids(gpus) if self._holds_state(gpus.count) else []
-        families = [family for grid in grids for family in grid.families(below_s)]
+        families: list[Family] = []
+        for grid in grids:
+            if self.progress is not None:
+                self.progress(0, below_s)
+            families += grid.families(below_s)
         search = BestFirst(families, self.limit_bytes, top, below_s, self.progress)
         search.run()
         return search

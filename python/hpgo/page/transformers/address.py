@@ -16,6 +16,7 @@ from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import estimate_llm
 from hpgo.llm.fewer_gpus import part_of
 from hpgo.llm.parallelism import Precision
+from hpgo.llm.size import MAX_GPUS
 from hpgo.model.transformer_presets import named_transformer, transformer_names
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class LlmAddress:
     """Tokens of the whole run, to size clusters."""
     days: float | None = None
     """Longest run in days."""
+    max_gpus: int = MAX_GPUS
+    """Largest number of GPUs of a cluster that is sized."""
     hour_prices: dict[str, float] = field(default_factory=dict)
     """Price of a GPU-hour of each kind of node that is sized."""
     width_px: int = 1100
@@ -144,6 +147,17 @@ def command_of(asked: LlmAddress, command: str, *, model: str, cluster: str, wor
     line += ["--seq-length", str(asked.seq_length)]
     line += [] if asked.precision == "bf16" else ["--precision", asked.precision]
     return shlex.join([*line, *words])
+
+
+def size_command_of(asked: LlmAddress, *, model: str) -> str:
+    """Return the command line of `hpgo llm size`. Prices are in a file there, which the user writes."""
+    line = ["hpgo", "llm", "size", model, "--tokens", f"{asked.tokens:g}", "--seq-length", str(asked.seq_length)]
+    line += [] if asked.days is None else ["--days", f"{asked.days:g}"]
+    line += [] if asked.max_gpus == MAX_GPUS else ["--gpus", f"1..{asked.max_gpus}"]
+    line += [] if asked.precision == "bf16" else ["--precision", asked.precision]
+    line += [] if asked.framework == "megatron" else ["--framework", asked.framework]
+    line += ["--on", ",".join(asked.hour_prices), "--prices", "prices.yaml"] if asked.hour_prices else []
+    return shlex.join(line)
 
 
 def configuration_words(configuration: Mapping[str, Any]) -> list[str]:
@@ -240,6 +254,7 @@ _READERS: dict[str, Any] = {
     "gpus_per_node": _count,
     "tokens": _amount,
     "days": _amount,
+    "max_gpus": _count,
     "hour_prices": _prices,
     "width": lambda name, text: min(4000, max(320, _count(name, text))),
     **dict.fromkeys((*SHAPE, *_COUNTS), _count),

@@ -23,7 +23,7 @@ from hpgo.llm.search import plan_llm
 from hpgo.model.families.reading import VERSION_KEY
 from hpgo.model.formats.transformers import VERSION, read_transformer
 from hpgo.page.settings import MAX_SIZE
-from hpgo.page.transformers.address import asked_of, command_of, configuration_words, known_model
+from hpgo.page.transformers.address import asked_of, command_of, configuration_words, known_model, size_command_of
 from hpgo.page.transformers.facts import estimate_facts, search_facts, size_facts
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ def answer(job: LlmJob, tell: Callable[[dict[str, Any]], object]) -> bytes:
     model = asked.changed(_model(held[asked.model]) if asked.model in held else known_model(asked.model))
     if job.wanted == "transformer.json":
         return _json({VERSION_KEY: VERSION} | asdict(model))
-    if job.wanted == "size":
-        return _json(_sizes(asked, model, tell))
-    cluster = _cluster(held[asked.cluster]) if asked.cluster in held else Cluster.preset(asked.cluster)
     titles = {name: file.title for name, file in held.items()}
-    names = {"model": titles.get(asked.model, asked.model), "cluster": titles.get(asked.cluster, asked.cluster)}
     # A changed shape has no name, so commands name the file that the page saves.
-    names["model"] = "transformer.json" if asked.shape else names["model"]
+    name = "transformer.json" if asked.shape else titles.get(asked.model, asked.model)
+    if job.wanted == "size":
+        return _json(_sizes(asked, model, tell) | {"command": size_command_of(asked, model=name)})
+    cluster = _cluster(held[asked.cluster]) if asked.cluster in held else Cluster.preset(asked.cluster)
+    names = {"model": name, "cluster": titles.get(asked.cluster, asked.cluster)}
     if job.wanted == "search":
         return _json(_searched(asked, model, cluster, names, tell))
     whole, cluster = cluster, asked.part(cluster)
@@ -178,6 +178,7 @@ def _sizes(asked: LlmAddress, model: Transformer, tell: Callable[[dict[str, Any]
             days=asked.days,
             hour_prices=asked.hour_prices or None,
             on=list(asked.hour_prices) or KINDS,
+            gpus=(1, asked.max_gpus),
             seq_length=asked.seq_length,
             precision=asked.precision,
             framework=asked.framework,  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ painted((facts) => {
   put(byId("shape-steppers"), ...choices.shape.filter((name) => facts.shape[name]).map((name) => stepper(name, SHAPE_LABELS[name], facts.shape[name], SHAPE_STEPS[name], (value) => {
     const before = state.problem;
     state.problem = { ...askedProblem(), [name]: value };
-    state.found = null;
+    Object.assign(state, { found: null, foundOf: "" });
     estimate(state.own, { beside: byId("shape-steppers") }).then(() => { if (byId("shape-steppers").querySelector(".wrong")) state.problem = before; });
   })));
   const isChanged = choices.shape.some((name) => state.problem[name]);
@@ -63,14 +63,19 @@ painted((facts) => {
 
 // Searches with progress. *Stop* ends the search, and the page keeps what it showed before.
 let finding = null;
-async function find({ choose = true } = {}) {
+async function find({ choose = true, push = true } = {}) {
   if (finding) finding.abort();
   const mine = (finding = new AbortController());
-  const words = make("p", {}, "searching…");
+  const words = make("p", {}), began = Date.now();
+  let told = "searching…";
+  const tick = () => { words.textContent = `${told} (${Math.round((Date.now() - began) / 1000)} s)`; };
+  tick();
+  const ticking = setInterval(tick, 500);
   let name = null;
   const halt = make("button", { type: "button", id: "halt", disabled: true, onclick: () => { halt.disabled = true; stop(name); } }, "Stop");
   byId("progress").replaceChildren(make("progress", { "aria-label": "The search is running" }), words, halt);
   byId("progress").hidden = false;
+  byId("empty").hidden = true;
   wrong(null);
   const problem = askedProblem();
   let error = null;
@@ -78,20 +83,23 @@ async function find({ choose = true } = {}) {
     const found = await streamed(`/transformers/search/search?${query(problem)}`, {
       signal: mine.signal,
       named: (given) => { name = given; halt.disabled = false; },
-      told: (progress) => { words.textContent = progress.words; },
+      told: (progress) => { told = progress.words; },
     });
     state.problem = problem;
-    state.found = found;
-    if (choose) await estimate(found.rows[0].items, { isBase: true });
+    Object.assign(state, { found, foundOf: query(problem) });
+    if (choose) await estimate(found.rows[0].items, { isBase: true, push });
     else paintList();
     say(`${several(found.rows.length, "configuration")} found`);
   } catch (failure) {
     if (failure.name === "AbortError") return;
     error = failure.said ?? OFFLINE;
+  } finally {
+    clearInterval(ticking);
   }
   if (mine === finding) {
     finding = null;
     byId("progress").hidden = true;
+    byId("empty").hidden = Boolean(state.facts);
     if (error) wrong(error, byId("ask"));
   }
 }

@@ -43,7 +43,7 @@ const signed = (share) => `${share < 0 ? "−" : "+"}${(100 * Math.abs(share)).t
 function effects(facts) {
   const { base } = state;
   const said = facts.why ? [make("p", { class: "why" }, facts.why)] : [];
-  if (base && base.words.name !== facts.words.name && base.estimate.model === facts.estimate.model) {
+  if (base.words.name !== facts.words.name) {
     const step = facts.estimate.step_s / base.estimate.step_s - 1;
     const before = Object.fromEntries(base.terms.map((term) => [term.label, term]));
     const after = Object.fromEntries(facts.terms.map((term) => [term.label, term]));

@@ -6,16 +6,17 @@ function paintSize() {
   put(byId("size"),
     make("form", { id: "size-form", onsubmit: (event) => { event.preventDefault(); findSizes(); } },
       text("tokens", "Tokens of the run", { placeholder: "like 1T" }), text("days", "Days at most", { placeholder: "any" }),
+      text("max_gpus", "GPUs at most", { type: "number", min: 1, placeholder: "16384" }),
       text("hour_prices", "Price of a GPU-hour by kind", { placeholder: `like ${choices.kinds[0]}=2.5,${choices.kinds[1]}=3.5` }),
       make("button", { type: "submit", id: "find-sizes" }, "Compare clusters")),
     make("div", { class: "progress", id: "size-progress", hidden: true }), make("div", { id: "size-found" }));
-  for (const name of ["tokens", "days", "hour_prices"]) byId(name).value = state.view[name] ?? "";
+  for (const name of SIZE) byId(name).value = state.view[name] ?? "";
 }
 
 async function findSizes() {
   if (sizes.finding) sizes.finding.abort();
   const mine = (sizes.finding = new AbortController());
-  for (const name of ["tokens", "days", "hour_prices"]) state.view[name] = byId(name).value.trim();
+  for (const name of SIZE) state.view[name] = byId(name).value.trim();
   const problem = askedProblem();
   let name = null;
   const words = make("p", {}, "searching…"), bar = make("progress", { max: 1, "aria-label": "Share of the sizes that are done" });
@@ -24,8 +25,7 @@ async function findSizes() {
   byId("size-progress").hidden = false;
   wrong(null);
   try {
-    const { tokens, days, hour_prices } = state.view;
-    sizes.found = await streamed(`/transformers/search/size?${query({ ...problem, tokens, days, hour_prices })}`, {
+    sizes.found = await streamed(`/transformers/search/size?${query({ ...problem, ...picked(state.view, SIZE) })}`, {
       signal: mine.signal,
       named: (given) => { name = given; halt.disabled = false; },
       told: (progress) => { bar.value = progress.share; words.textContent = progress.words; },
@@ -43,8 +43,7 @@ async function findSizes() {
 function take(point) {
   state.problem = { ...state.problem, ...picked(point.items, PROBLEM) };
   delete state.problem.devices;
-  state.found = null;
-  state.base = null;
+  Object.assign(state, { found: null, foundOf: "" });
   fillForm();
   byId("main").scrollIntoView();
   return estimate(picked(point.items, OWN), { isBase: true });
@@ -84,6 +83,7 @@ function paintSizes() {
   put(byId("size-found"),
     make("div", { class: "pair charts" }, chart(found, "GPUs against days", (point) => point.gpus), chart(found, `${cost} against days`, (point) => point.cost)),
     make("p", { class: "legend" }, ...marks, "outlined points are in the table"),
+    make("p", {}, "The command of these clusters: ", make("code", {}, found.command)),
     rows.length ? make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Clusters" }, make("table", {}, make("thead", {}, make("tr", {}, ...columns.map((name) => make("th", { scope: "col", class: name === "configuration" ? "text" : null }, name)))),
       make("tbody", {}, ...rows.map((point) => make("tr", {},
         ...[point.kind, point.gpus.toLocaleString("en"), point.words.days, point.words.range, point.words.cost, point.items.batch].map((value) => make("td", {}, value)),

@@ -2,13 +2,15 @@
 async function arrive() {
   readAddress();
   fillForm();
-  for (const name of ["tokens", "days", "hour_prices"]) byId(name).value = state.view[name] ?? "";
+  for (const name of SIZE) byId(name).value = state.view[name] ?? "";
   if (!state.problem.model) return;
+  state.problem = askedProblem(); // with the defaults that the address leaves out
   if (Object.keys(state.own).length) {
-    await estimate(state.own, { push: false, isBase: !state.base });
-    // The list belongs to the problem, so another configuration of it keeps the list.
-    if (!state.found) await find({ choose: false });
-  } else await find();
+    const isListed = state.foundOf === query(state.problem);
+    if (!isListed) state.found = null;
+    await estimate(state.own, { push: false });
+    if (!isListed) await find({ choose: false });
+  } else await find({ push: false }); // or *Back* would lead to this address again and again
 }
 
 async function copy(button, text) {

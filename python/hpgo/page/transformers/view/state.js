@@ -2,8 +2,9 @@
 const choices = JSON.parse(byId("choices").textContent);
 const PROBLEM = ["model", ...choices.shape, "cluster", "devices", "batch", "seq_length", "precision", "framework"];
 const OWN = ["gpus", "gpus_per_node", ...choices.configuration];
-const VIEW = ["sort", "tokens", "days", "hour_prices"];
-const state = { problem: {}, own: {}, view: {}, facts: null, base: null, rows: [], found: null, titles: {} };
+const SIZE = ["tokens", "days", "max_gpus", "hour_prices"];
+const VIEW = ["sort", ...SIZE];
+const state = { problem: {}, own: {}, view: {}, facts: null, base: null, baseOf: "", found: null, foundOf: "", titles: {} };
 const painters = [];
 const painted = (painter) => painters.push(painter);
 
@@ -50,13 +51,14 @@ async function estimate(own, { push = true, isBase = false, beside = null } = {}
     wrong(facts.error, beside);
     if (facts.error) {
       // The controls show what was asked for, so the refused value can be corrected.
-      byId("plan").classList.toggle("stale", true);
+      byId("plan").classList.add("outdated");
       return;
     }
-    byId("plan").classList.remove("stale");
+    byId("plan").classList.remove("outdated");
     state.own = facts.items;
     state.facts = facts;
-    if (isBase || !state.base) state.base = facts;
+    // A comparison is between configurations of one problem.
+    if (isBase || state.baseOf !== query(state.problem)) Object.assign(state, { base: facts, baseOf: query(state.problem) });
     writeAddress({ push });
     paint();
   } catch (error) {
