@@ -136,6 +136,11 @@ impl<'a> Improver<'a> {
         })
     }
 
+    /// Returns whether the shape is tried on small clusters only.
+    pub(super) fn is_extra(&self) -> bool {
+        self.shape.is_extra
+    }
+
     /// Returns the run of the best plan so far. It fits if any plan did.
     pub(super) fn best(&self) -> &Run {
         &self.best.run

@@ -2,6 +2,7 @@
 
 use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::Settings;
+use rustc_hash::FxHashSet;
 use std::sync::Arc;
 
 use crate::cost::LayerSums;
@@ -19,6 +20,9 @@ pub(super) struct Shape {
     pub(super) line: Arc<[u32]>,
     /// Initial number of devices of each group.
     pub(super) replicas: Vec<u32>,
+    /// Whether this shape is tried on small clusters only, where an order of nodes or a division of the devices may be
+    /// the best one that is bad on large clusters.
+    pub(super) is_extra: bool,
 }
 
 /// An order in which devices are assigned to groups.
@@ -28,9 +32,12 @@ struct Line {
     /// node has devices of all groups. Otherwise they come node by node, and neighboring groups share a
     /// node where possible.
     is_scattered: bool,
+    /// Whether it is tried on small clusters only.
+    is_extra: bool,
 }
 
-/// Returns the orders worth trying: the fastest nodes first, the fastest last, and those with most memory first.
+/// Returns the orders worth trying: the fastest nodes first, the fastest last, and those with most memory first. Of few
+/// nodes, returns all orders.
 ///
 /// Groups that do not need all devices leave the last ones idle. The result does not depend on the order in which the
 /// file lists nodes.
@@ -54,9 +61,17 @@ fn lines(cluster: &Cluster) -> Vec<Line> {
     let kind = |(node, _): &(&Node, u32)| (node.speed.to_bits(), node.memory_bytes.to_bits());
     // On equal nodes all three orders are the same up to numbering.
     let are_alike = fastest.windows(2).all(|two| kind(&two[0]) == kind(&two[1]));
-    let orders = if are_alike { vec![fastest] } else { vec![fastest, slowest, roomiest] };
+    let others = if fastest.len() <= effort::PERMUTED_NODES { permutations(&fastest) } else { Vec::new() };
+    let usual = if are_alike { vec![fastest] } else { vec![fastest, slowest, roomiest] };
+    let orders = usual.into_iter().map(|nodes| (nodes, false)).chain(others.into_iter().map(|nodes| (nodes, true)));
+    // Groups may end inside a node, so nodes of different sizes differ. Other equal nodes differ in their numbers only.
+    let mut kinds = FxHashSet::default();
     let mut lines: Vec<Line> = Vec::new();
-    for nodes in orders {
+    for (nodes, is_extra) in orders {
+        let is_new = kinds.insert(nodes.iter().map(|two| (kind(two), two.0.devices)).collect::<Vec<_>>());
+        if is_extra && !is_new {
+            continue;
+        }
         let in_turn: Vec<u32> = nodes.iter().flat_map(|(node, begin)| *begin..begin + node.devices).collect();
         let max = nodes.iter().map(|(node, _)| node.devices).max().unwrap_or(0);
         let scattered = (0..max)
@@ -64,11 +79,23 @@ fn lines(cluster: &Cluster) -> Vec<Line> {
             .collect();
         for (devices, is_scattered) in [(in_turn, false), (scattered, true)] {
             if lines.iter().all(|line| *line.devices != devices[..]) {
-                lines.push(Line { devices: devices.into(), is_scattered });
+                lines.push(Line { devices: devices.into(), is_scattered, is_extra });
             }
         }
     }
     lines
+}
+
+/// Returns all orders of some values.
+fn permutations<T: Copy>(values: &[T]) -> Vec<Vec<T>> {
+    if values.is_empty() {
+        return vec![Vec::new()];
+    }
+    let with_first = |first: usize| {
+        let others: Vec<T> = [&values[..first], &values[first + 1..]].concat();
+        permutations(&others).into_iter().map(move |rest| std::iter::once(values[first]).chain(rest).collect())
+    };
+    (0..values.len()).flat_map(with_first).collect()
 }
 
 /// Returns a line of nested cuts: all cuts of a chain; in a branching model each cut that contains the previous one.
@@ -98,7 +125,7 @@ pub(super) fn shapes(
     let mut shapes: Vec<Shape> = Vec::new();
     for &micro_batch in sizes {
         let micro_batches = settings.global_batch / micro_batch;
-        for ranks in depths(devices, layers as u32) {
+        for (ranks, is_usual_depth) in depths(devices, layers as u32) {
             for &virtual_stages_per_rank in virtual_stages_per_rank {
                 let stages = u64::from(ranks) * u64::from(virtual_stages_per_rank);
                 let request = Request {
@@ -113,7 +140,10 @@ pub(super) fn shapes(
                 {
                     continue;
                 }
-                for replicas in replicas(settings, micro_batch, devices, ranks) {
+                let usual = replicas(settings, micro_batch, devices, ranks);
+                let extra = other_replicas(settings, micro_batch, devices, ranks, &usual);
+                let all = usual.into_iter().map(|usual| (usual, false)).chain(extra.into_iter().map(|e| (e, true)));
+                for (replicas, is_extra) in all {
                     for line in &lines {
                         if line.is_scattered && replicas[0] == 1 && is_nearer_faster {
                             continue; // scattering single devices would put neighboring groups on different nodes
@@ -124,6 +154,7 @@ pub(super) fn shapes(
                             virtual_stages_per_rank,
                             line: Arc::clone(&line.devices),
                             replicas: replicas.clone(),
+                            is_extra: is_extra || line.is_extra || !is_usual_depth,
                         }));
                     }
                 }
@@ -133,10 +164,12 @@ pub(super) fn shapes(
     shapes
 }
 
-/// Returns the numbers of groups worth trying: powers of two, and divisors of the number of devices.
-fn depths(devices: u32, max: u32) -> Vec<u32> {
-    let max = max.min(devices);
-    (2..=max).filter(|&ranks| ranks.is_power_of_two() || devices.is_multiple_of(ranks)).collect()
+/// Returns the numbers of groups worth trying: powers of two, and divisors of the number of devices, and on few devices
+/// all numbers. The flag states whether the number is tried on many devices, too.
+fn depths(devices: u32, max: u32) -> Vec<(u32, bool)> {
+    let usual = |ranks: u32| ranks.is_power_of_two() || devices.is_multiple_of(ranks);
+    let all = (2..=max.min(devices)).map(|ranks| (ranks, usual(ranks)));
+    all.filter(|&(_, is_usual)| is_usual || devices <= effort::LISTED_DEVICES).collect()
 }
 
 /// Returns the numbers of devices per group that are tried: the largest equal number that can share a micro-batch, one
@@ -158,6 +191,30 @@ fn replicas(settings: &Settings, micro_batch: u32, devices: u32, ranks: u32) -> 
     if each > 1 && settings.samples_per_replica(micro_batch, 1).is_some() {
         all.push(vec![1; ranks as usize]);
     }
+    all
+}
+
+/// Returns all numbers of devices per group that are not in `usual`, or none if there are too many devices.
+fn other_replicas(
+    settings: &Settings,
+    micro_batch: u32,
+    devices: u32,
+    ranks: u32,
+    usual: &[Vec<u32>],
+) -> Vec<Vec<u32>> {
+    if devices > effort::LISTED_DEVICES || settings.equal_replicas {
+        return Vec::new();
+    }
+    let mut all: Vec<Vec<u32>> = vec![Vec::new()];
+    for _ in 0..ranks {
+        let longer = |counts: Vec<u32>| {
+            let left = devices - counts.iter().sum::<u32>();
+            (1..=left).map(move |count| [&counts[..], &[count]].concat())
+        };
+        all = all.into_iter().flat_map(longer).collect();
+    }
+    let can_share = |&each: &u32| settings.samples_per_replica(micro_batch, each).is_some();
+    all.retain(|counts| counts.iter().all(can_share) && !usual.contains(counts));
     all
 }
 

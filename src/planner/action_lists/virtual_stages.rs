@@ -187,7 +187,7 @@ struct Pool<'a> {
     shapes: Vec<Improver<'a>>,
     /// The best shape that was dropped from the pool.
     others: Option<Improver<'a>>,
-    /// Number of shapes that stay after the next round.
+    /// Number of usual shapes, and of extra ones, that stay after the next round.
     keep: usize,
     /// Lower bound on the step of all plans, over all micro-batch sizes of the problem.
     lower_bound_s: f64,
@@ -229,17 +229,27 @@ impl<'a> Pool<'a> {
     }
 
     /// Runs one round: improves all shapes with an equal part of `effort`, and keeps the best ones.
+    ///
+    /// Extra shapes take no part from the usual ones, so that they never lengthen the step.
     fn improve(&mut self, effort: u64, control: &Control) {
         control.report(Progress { best_s: self.step_s(), lower_bound_s: self.lower_bound_s });
-        let each = effort / self.shapes.len() as u64;
+        let usual = self.shapes.iter().filter(|improver| !improver.is_extra()).count() as u64;
+        let each = effort / usual.max(1);
         self.shapes.par_iter_mut().for_each(|improver| improver.improve(each, control));
         self.shapes.sort_by(|a, b| a.best().score().total_cmp(&b.best().score()));
-        // A dropped shape may still be the best that fits, because shapes are ranked by a score that allows missing
-        // memory.
-        for out in self.shapes.drain(self.keep.min(self.shapes.len())..) {
-            self.simulated += out.simulated;
-            if self.others.as_ref().is_none_or(|best| out.best().is_better_than(best.best())) {
-                self.others = Some(out);
+        let mut kept = [0, 0];
+        for improver in std::mem::take(&mut self.shapes) {
+            let kept = &mut kept[usize::from(improver.is_extra())];
+            *kept += 1;
+            if *kept <= self.keep {
+                self.shapes.push(improver);
+                continue;
+            }
+            // A dropped shape may still be the best that fits, because shapes are ranked by a score that allows missing
+            // memory.
+            self.simulated += improver.simulated;
+            if self.others.as_ref().is_none_or(|best| improver.best().is_better_than(best.best())) {
+                self.others = Some(improver);
             }
         }
         self.keep = self.keep.div_ceil(2);

@@ -24,6 +24,11 @@ pub(crate) const CUTS_AT_ONCE: usize = 8;
 /// step. Not tuned.
 pub(crate) const SHORTFALL_PENALTY: f64 = 3.0;
 
+/// Number of nodes up to which groups take the devices in every order of the nodes. Not tuned.
+pub(crate) const PERMUTED_NODES: usize = 3;
+/// Number of devices up to which every division of the devices among groups is a start. Not tuned.
+pub(crate) const LISTED_DEVICES: u32 = 5;
+
 // Improvement drops the slower half of the shapes after each round, so that most of the work goes to the best ones.
 
 /// Number of shapes that are improved: the most promising ones. Not tuned.
