@@ -237,8 +237,8 @@ impl Annealer<'_> {
                 plan.move_devices(node, count, Some(stage), receiver);
             }
         }
-        // The joined stage takes the place of the stage next to the removed one, which then gives as many layers to the
-        // next one, and so on up to the receiver.
+        // The joined stage takes the place of the stage next to the removed one, which then gives the same number of layers
+        // to the next one, and so on up to the receiver.
         let is_before = to < stage;
         plan.merge(if is_before { stage - 1 } else { stage });
         let run = if is_before { (to + 1, stage - 1) } else { (stage + 1, to - 1) };
