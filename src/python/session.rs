@@ -31,6 +31,10 @@ fn name_of(stopped: Stopped) -> &'static str {
     }
 }
 
+/// A micro-batch size with the allowed values of recomputation, or with the micro-batches in flight and the recomputation
+/// of each stage.
+type Variant = (u32, Vec<bool>, Option<(Vec<u32>, Vec<bool>)>);
+
 fn control_of(time_limit_s: Option<f64>) -> Control {
     Control::with_deadline(time_limit_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
 }
@@ -475,7 +479,7 @@ impl Session {
         py: Python<'_>,
         settings: SettingsRecord,
         stages: Vec<(Vec<usize>, Vec<u32>)>,
-        each: Vec<(u32, Vec<bool>, Option<(Vec<u32>, Vec<bool>)>)>,
+        each: Vec<Variant>,
     ) -> PyResult<Vec<Option<PlanRecord>>> {
         let is_by_stage = settings.recompute_by_stage;
         let settings = settings.settings();
@@ -484,7 +488,7 @@ impl Session {
             let states = CutPoints::between(&self.graph, &layers)?;
             let model = LayerSums::new(&self.graph, &states);
             let control = Control::default();
-            let one = |(size, allowed, given): (u32, Vec<bool>, Option<(Vec<u32>, Vec<bool>)>)| {
+            let one = |(size, allowed, given): Variant| {
                 let recompute = recompute_choices(&allowed, is_by_stage);
                 let settings = Settings { pipeline_micro_batch_sizes: vec![size], recompute, ..settings.clone() };
                 let asked =

@@ -28,12 +28,12 @@ impl StageMemory {
     /// Returns the memory with this number of micro-batches in flight: the smaller one if both are allowed.
     pub(crate) fn least(&self, in_flight: u32) -> Memory {
         let (kept, recomputed) = (self.kept.with_in_flight(in_flight), self.recomputed.with_in_flight(in_flight));
-        match self.choice {
-            Recompute::Never => kept,
-            Recompute::Always => recomputed,
-            Recompute::ByStage if recomputed.total_bytes() < kept.total_bytes() => recomputed,
-            Recompute::ByStage => kept,
-        }
+        let is_recomputed = match self.choice {
+            Recompute::Never => false,
+            Recompute::Always => true,
+            Recompute::ByStage => recomputed.total_bytes() < kept.total_bytes(),
+        };
+        if is_recomputed { recomputed } else { kept }
     }
 
     /// Returns the bytes of [`StageMemory::least`].

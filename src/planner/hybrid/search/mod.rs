@@ -60,6 +60,7 @@ pub(crate) fn min_steps_s(sizes: &[SizeSearch<'_>], step_s: f64, control: &Contr
 }
 
 /// A search over all micro-batch sizes.
+#[expect(clippy::struct_excessive_bools, reason = "they are independent facts about the search")]
 pub(crate) struct Search<'a> {
     model: &'a LayerSums,
     pub effort: WorkBudget,
