@@ -26,7 +26,6 @@ from hpgo import draw, export, launch
 from hpgo.draw.options import DrawOptions as PictureOptions
 from hpgo.hardware import cluster as machine
 from hpgo.llm.estimate import StageEstimate
-from hpgo.llm.goodput import Failures
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.blocks import Block, Latent
 from hpgo.model.transformer import Tower
@@ -328,19 +327,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 "precision": "bf16",
                  "devices": 1, "framework": "megatron", "fix": {"tp": 1}, "exclude": ["cp"], "reserved_bytes": 1e9,
                  "stack": "default", "platform": FITTED.platform,
-                 "top": 2},
-            ),
-            "plan_mixed_llm": (
-                hpgo.plan_mixed_llm,
-                {"transformer": TRANSFORMER, "cluster": "h100:1+a100:1", "global_batch_size": 2, "seq_length": 64,
-                 "precision": "bf16", "reserved_bytes": 1e9, "stack": "default", "framework": "flagscale"},
-            ),
-            "size_llm": (
-                hpgo.size_llm,
-                {"transformer": TRANSFORMER, "tokens": 1e6, "days": 1.0, "budget": 1e6, "hour_prices": {"h100": 2.0},
-                 "on": ["h100"], "quota": {"h100": 8}, "gpus": (8, 8), "seq_length": 64, "global_batch_size": 8,
-                 "is_exact_batch": True, "precision": "bf16", "framework": "megatron", "fix": {"tp": 1},
-                 "exclude": ["cp"], "failures": Failures(), "allowance": 1.0, "progress": lambda share, text: None},
+                 "top": 2, "progress": lambda share, text: None},
             ),
             "LlmPlanSearch.plan": (WAYS.plan, {"place": 1}),
             "LlmPlan.of": (

@@ -24,13 +24,11 @@ if TYPE_CHECKING:  # The names that `__getattr__` imports.
     from hpgo.llm.estimate import LlmEstimate as LlmEstimate
     from hpgo.llm.estimate import estimate_llm as estimate_llm
     from hpgo.llm.measured_steps import MeasuredStep as MeasuredStep
-    from hpgo.llm.mixed.plan import plan_mixed_llm as plan_mixed_llm
     from hpgo.llm.pareto_front import llm_pareto_front as llm_pareto_front
     from hpgo.llm.plan import LlmPlan as LlmPlan
     from hpgo.llm.platform import Platform as Platform
     from hpgo.llm.platform_fit import fit_platform as fit_platform
     from hpgo.llm.search import plan_llm as plan_llm
-    from hpgo.llm.size import size_llm as size_llm
     from hpgo.model.estimate import estimate as estimate
     from hpgo.model.formats import read_profile as read_profile
     from hpgo.model.formats import write_profile as write_profile
@@ -84,7 +82,6 @@ _PUBLIC: dict[str, str] = {
     "LlmPlan": "hpgo.llm.plan",
     "calibrate": "hpgo.planning.calibration",
     "plan_llm": "hpgo.llm.search",
-    "plan_mixed_llm": "hpgo.llm.mixed.plan",
     "compare": "hpgo.llm.comparison",
     "draw_pareto_front": "hpgo.show.pareto_figure",
     "draw_llm_plan": "hpgo.show.llm_figure",
@@ -101,7 +98,6 @@ _PUBLIC: dict[str, str] = {
     "schedule": "hpgo.programs.schedule",
     "schedules": "hpgo.programs.schedule",
     "simulate": "hpgo.timing.simulation",
-    "size_llm": "hpgo.llm.size",
     "llm_pareto_front": "hpgo.llm.pareto_front",
     "write_profile": "hpgo.model.formats",
 }

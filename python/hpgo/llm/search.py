@@ -12,7 +12,7 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, get_args
 
-from hpgo.base.checks import check_int, choice, number
+from hpgo.base.checks import check_int, check_progress, choice, number
 from hpgo.base.messages import brief, pluralize, shorten
 from hpgo.base.presentation import Presented
 from hpgo.base.units import format_seconds
@@ -102,12 +102,18 @@ class LlmPlanSearch(Presented, Record):
     """Whether fewer GPUs than `available` were searched, too."""
     plain_s: tuple[float, ...] = ()
     """Step time of each estimate of the list without CUDA graphs, hybrid sharding and an own pipeline layout: what
-    these save. It is the time of the estimate itself if it has none of them, or if its pipeline needs a layout."""
+    these save. It is the time of the estimate itself if it has none of them, or if its pipeline needs a layout. Empty if
+    unknown."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.estimates:
             raise ArgumentError("a search of configurations has none", "make it again")
+        if self.plain_s and len(self.plain_s) != len(self.estimates):
+            raise ArgumentError(
+                f"plain_s has {len(self.plain_s)} values for {pluralize(len(self.estimates), 'configuration')}",
+                "give one for each configuration, or none",
+            )
 
     def __repr__(self) -> str:
         return brief(
@@ -236,6 +242,7 @@ def plan_llm(
         check_int("global_batch_size", global_batch_size),
         check_int("seq_length", seq_length),
     )
+    check_progress(progress)
     check_positions(model, seq_length)
     choice("precision", precision, get_args(Precision))
     row, rules = framework_support(framework)

@@ -518,6 +518,8 @@ def _network(model: Any, inputs: Tree) -> Network:
 
 def _read(what: str, given: Any) -> tuple[Tree, tuple[Tensor, ...]]:
     """Return the structure of an example and its tensors. Raise ArgumentError unless each has a row for each sample."""
+    # This refuses data that is nested without end, before anything else follows it.
+    tree, tensors = Tree.of(plain(given), f"`{what}`")
     for one in tree_leaves(given, is_leaf=lambda one: isinstance(one, PackedSequence)):
         if isinstance(one, PackedSequence):
             raise ArgumentError(
@@ -532,7 +534,6 @@ def _read(what: str, given: Any) -> tuple[Tree, tuple[Tensor, ...]]:
                 "give `tensor.to_padded_tensor(0.0)`, and the lengths or a mask as another input",
                 code="unsupported",
             )
-    tree, tensors = Tree.of(plain(given), f"`{what}`")
     return tree, _with_rows(what, given, tensors)
 
 

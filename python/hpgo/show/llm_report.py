@@ -359,7 +359,7 @@ def _unvalidated(choice: LlmPlanSearch, width: int) -> list[str]:
 def _gains(choice: LlmPlanSearch, width: int) -> list[str]:
     """Return what CUDA graphs, hybrid sharding and layouts save in the list; nothing if no configuration has them."""
     rows, configs = [], []
-    for place, (one, plain_s) in enumerate(zip(choice.estimates, choice.plain_s, strict=True), start=1):
+    for place, (one, plain_s) in enumerate(zip(choice.estimates, choice.plain_s, strict=False), start=1):
         if one.step_s < plain_s:
             rows.append(f"{100 * (1 - one.step_s / plain_s):.1f} % of the step time of number {place}")
             configs.append(one.parallelism)
