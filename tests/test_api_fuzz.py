@@ -653,6 +653,9 @@ def test_the_valid_calls_are_valid(valid: Any) -> None:
             raise AssertionError(name) from error
 
 
+CALLED_BY_USERS = {"make", "loss", "weight", "optimizer", "tell", "progress", "watch"}
+"""Functions of the caller's; what they raise is theirs."""
+
 STEMS = sorted({name.rpartition(".")[0] or name for name in public()})
 
 
@@ -665,8 +668,11 @@ def test_only_errors_of_hpgo_come_back(valid: Any, stem: str) -> None:
             continue
         for argument in given:
             for words, strange in STRANGE.items():
+                replaced = strange()
+                if argument in CALLED_BY_USERS and callable(replaced):
+                    continue
                 try:
-                    called(function, given | {argument: strange()})
+                    called(function, given | {argument: replaced})
                 except hpgo.errors.HpgoError as error:
                     if isinstance(error, hpgo.errors.InternalError):
                         foreign.append(f"{name}({argument}={words}): {error.message}")
@@ -678,9 +684,6 @@ def test_only_errors_of_hpgo_come_back(valid: Any, stem: str) -> None:
 
 
 # --- The runtime ------------------------------------------------------------------------------------------------------
-
-CALLED_BY_USERS = {"make", "loss", "weight", "optimizer", "tell", "progress", "watch"}
-"""Functions of the caller's; what they raise is theirs."""
 
 
 def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
