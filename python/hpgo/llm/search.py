@@ -102,8 +102,8 @@ class LlmPlanSearch(Presented, Record):
     """Whether fewer GPUs than `available` were searched, too."""
     plain_s: tuple[float, ...] = ()
     """Step time of each estimate of the list without CUDA graphs, hybrid sharding and an own pipeline layout: what
-    these save. It is the time of the estimate itself if it has none of them, or if its pipeline needs a layout. The tuple
-    is empty if these times are unknown."""
+    these save. It is the time of the estimate itself if it has none of them, or if its pipeline needs a layout. Empty
+    if these times are unknown."""
 
     def __post_init__(self) -> None:
         check_fields(self)
