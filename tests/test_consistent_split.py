@@ -127,7 +127,7 @@ def test_halves_are_rescaled_with_a_remark_where_they_are_not_98_to_200_percent(
     question = {"global_batch_size": 3, "pipeline_micro_batch_size": 1, "schedule": "zb_h1"}
     plan = hpgo.evaluate(profile, nodes(1), [(4, [0])], **question)  # type: ignore[arg-type]
     assert plan.step_s == pytest.approx(3 * 4 * (1 + 2 * costs))
-    inputs_s, weights_s = plan.stages[0].halves_s(recompute=False)
+    inputs_s, weights_s = plan.stages[0].halves_s
     assert inputs_s / weights_s == pytest.approx(parts[0] / parts[1])
     said = " ".join(str(plan).split())
     assert (REMARK in said) == (REMARK in plan.to_json()) == (REMARK in report.markdown(plan)) == remarked
@@ -151,7 +151,7 @@ def test_each_batch_size_is_rescaled_by_itself_and_so_are_sizes_between() -> Non
     profile = hpgo.Profile("two", (2, 4), (layer,), ())
     for samples, whole_s, inputs_s in ((2, 2.0, 0.5), (4, 3.6, 2.0), (3, 2.8, 1.25)):
         plan = hpgo.evaluate(profile, nodes(1), [(1, [0])], global_batch_size=samples, schedule="zb_h1")
-        halves_s = plan.stages[0].halves_s(recompute=False)
+        halves_s = plan.stages[0].halves_s
         assert (sum(halves_s), halves_s[0]) == pytest.approx((whole_s, inputs_s))
 
 

@@ -178,7 +178,7 @@ def test_what_a_launcher_does_not_run_is_refused_and_nothing_else(
             replicas=replicas,
             pipeline_micro_batch_size=size,
             shard_optimizer=shard,
-            recompute=recompute,
+            recompute=[recompute] * len(replicas),
             gpus_per_device=gpus,
         )
     if runs:

@@ -149,9 +149,13 @@ def mispriced(question: Question, plan: hpgo.Plan | None) -> list[object]:
     """What the twin says of the plan's step, and `evaluate` of its stages, if that is something else."""
     if plan is None:
         return []
-    assumed = replace(question.assumed(plan.pipeline_micro_batch_size)[0], recompute=plan.recompute)
+    assumed = question.assumed(plan.pipeline_micro_batch_size)[0]
     stages = [(stage.layers, stage.devices) for stage in plan.stages]
-    priced = twin.price(asdict(question.profile), asdict(question.cluster), assumed, stages)
+    either = [
+        twin.price(asdict(question.profile), asdict(question.cluster), replace(assumed, recompute=again), stages)
+        for again in (False, True)
+    ]
+    priced = [either[stage.recompute][at] for at, stage in enumerate(plan.stages)]
     step_s = twin_steps.step_s(assumed.micro_batches, priced, [stage.max_in_flight for stage in plan.stages])
     given_s = question.evaluate(stages, plan.pipeline_micro_batch_size, recompute=plan.recompute).step_s
     wrong: list[object] = [("twin", plan.step_s, step_s)] * (not math.isclose(plan.step_s, step_s, rel_tol=1e-9))

@@ -70,7 +70,7 @@ def test_random_plans_with_split_passes_cost_what_a_model_written_from_the_pages
         step_s = twin_steps.end_s(action_lists, ours, [stage.split_tail_s for stage in ours])
         terms = [(plan.step_s, step_s), (plan.timeline().makespan_s, step_s)]
         for stage, mine in zip(plan.stages, ours, strict=True):
-            halves_s = stage.halves_s(recompute=plan.recompute)
+            halves_s = stage.halves_s
             terms += zip(halves_s, (mine.input_gradient_s, mine.weight_gradient_s), strict=True)
             terms += [(stage.backward_s, mine.backward_s), (stage.exposed_grad_reduce_s, mine.split_tail_s)]
         wrong += [(seed, *both) for both in terms if not math.isclose(*both, rel_tol=1e-9, abs_tol=1e-12)]
@@ -173,8 +173,8 @@ def test_corrected_profiles_keep_halves_in_proportion() -> None:
     program = plan.program()
     slow = hpgo.simulate(
         program,
-        input_gradient_s=[2 * stage.halves_s(recompute=False)[0] for stage in plan.stages],
-        weight_gradient_s=[2 * stage.halves_s(recompute=False)[1] for stage in plan.stages],
+        input_gradient_s=[2 * stage.halves_s[0] for stage in plan.stages],
+        weight_gradient_s=[2 * stage.halves_s[1] for stage in plan.stages],
     )
     found = hpgo.calibrate(plan, slow)
     assert found.corrected_step_s == pytest.approx(slow.makespan_s)

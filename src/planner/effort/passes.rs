@@ -85,6 +85,8 @@ pub(crate) const SLOWER_IN_FRONT: f64 = 1.15;
 
 // Searches for memory repeat a whole packing or search, so they end with a coarse answer.
 
+/// Number of stages with a choice of recomputation up to which an evaluation tries all combinations. Not tuned.
+pub(crate) const OPEN_STAGES: usize = 6;
 /// Ratio of memory shortfalls below which a plan of another micro-batch size replaces the closest plan. Not tuned.
 pub(crate) const SMALLER_SHORTFALL: f64 = 0.97;
 /// Number of searches for the plan with the least memory. Each halves the range that is open. Not tuned.

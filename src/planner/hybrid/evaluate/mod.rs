@@ -73,9 +73,13 @@ pub(crate) fn fastest(
     let mut fitting: Vec<(f64, CandidatePlan)> = Vec::new();
     let mut refused = None;
     for &micro_batch in &settings.pipeline_micro_batch_sizes {
+        let mut plans = Vec::new();
         for &recompute in &settings.recompute {
-            let mut plan = CandidatePlan { micro_batch, stages: stages.to_vec() }.with_recompute(recompute);
-            let costs = match evaluator.settled(&mut plan) {
+            let plan = CandidatePlan { micro_batch, stages: stages.to_vec() }.with_recompute(recompute);
+            plans.extend(evaluator.recomputations(plan));
+        }
+        for plan in plans {
+            let costs = match evaluator.stages(&plan) {
                 // Skip a size that the replicas cannot share. Its error matters only if no size is left.
                 Err(error) => {
                     refused = Some(error);

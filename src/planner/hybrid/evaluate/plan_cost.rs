@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use crate::cost::network::{Cluster, Node, Rate};
 use crate::cost::{self, LayerSums, Totals};
 use crate::error::{Error, Result};
+use crate::planner::effort::passes;
 use crate::planner::hybrid::{
     bounds::paths::Paths,
     evaluate::pipeline_simulator::PipelineSimulator,
@@ -133,6 +134,34 @@ impl<'a> PlanEvaluator<'a> {
     pub(crate) fn settled(&mut self, plan: &mut CandidatePlan) -> Result<Vec<StageCost>> {
         let costs = self.stages(plan)?;
         self.settle(plan, costs)
+    }
+
+    /// Returns the plan with each choice of recomputation of its stages that may be the best one, if the settings leave
+    /// that to each stage. Beyond [`passes::OPEN_STAGES`] stages with a choice, returns two: none of these recomputes,
+    /// or all do.
+    /// A plan without costs is returned as it is.
+    pub(crate) fn recomputations(&mut self, plan: CandidatePlan) -> Vec<CandidatePlan> {
+        if !self.settings.recompute.contains(&Recompute::ByStage) || self.stages(&plan).is_err() {
+            return vec![plan];
+        }
+        let mut kept = plan.clone().with_recompute(Recompute::Never);
+        let mut again = plan.with_recompute(Recompute::Always);
+        for plan in [&mut kept, &mut again] {
+            // Costs exist, since recomputation changes none of their conditions.
+            let _ = self.settled(plan);
+        }
+        let open: Vec<usize> = (0..kept.stages.len())
+            .filter(|&stage| kept.stages[stage].recompute != again.stages[stage].recompute)
+            .collect();
+        if open.len() > passes::OPEN_STAGES {
+            return vec![kept, again];
+        }
+        let chosen = |bits: u32| {
+            let mut plan = kept.clone();
+            open.iter().enumerate().for_each(|(bit, &stage)| plan.stages[stage].recompute = bits >> bit & 1 == 1);
+            plan
+        };
+        (0..1_u32 << open.len()).map(chosen).collect()
     }
 
     /// Decides which stages of a plan recompute their activations, if the settings leave that to each stage.
