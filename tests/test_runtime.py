@@ -389,8 +389,8 @@ def test_a_sample_that_raises_stop_iteration_is_an_error_and_no_end(kind: type[E
 
 
 def test_validation_data_and_profiles_do_not_end_at_stop_iteration() -> None:
-    batches = whole_data(EndsAt(24), global_batch_size=8, samples=[range(8)], workers=0)
-    assert [count for _, _, count in (next(batches), next(batches))] == [8, 8]
+    batches = whole_data(EndsAt(24), global_batch_size=8, samples=[range(8)], workers=0, collate=collated)
+    assert [inputs.count for inputs, _ in (next(batches), next(batches))] == [8, 8]
     with refused(hpgo.errors.ArgumentError, "user_code", "17"):
         next(batches)
     with refused(hpgo.errors.ArgumentError, "user_code", "17"):
