@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCRIPT = """
+    import contextlib
     import os
     import time
     from pathlib import Path
@@ -26,7 +27,10 @@ SCRIPT = """
     from hpgo.runtime import InferencePipeline, Pipeline, Workload
 
     def gloo():
-        names = [(one / "comm").read_text().strip() for one in Path("/proc/self/task").iterdir()]
+        names = []
+        for one in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has ended since it was listed
+                names.append((one / "comm").read_text().strip())
         return [name for name in names if "gloo" in name]
 
     def ended():
