@@ -418,8 +418,6 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 hpgo.PipelineLayout(("E", "t", "t", "L")).schedule, {"ranks": 2, "micro_batches": 4, "group_size": 2},
             ),
             "Restriction.costs": (plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1).costs, {"step_s": 1.0}),
-            **{f"{type(one).__name__}.to_frame": (lambda one=one: framed(one), {})
-               for one in (CLUSTER, PROFILE, PLAN, CHAIN, SCHEDULE, TIMELINE)},
             "Plan.to_schedule": (PLAN.to_schedule, {"schedule": "gpipe"}),
             "Plan.program": (PLAN.program, {"schedule": "gpipe"}),
             "Plan.timeline": (PLAN.timeline, {}),
@@ -512,12 +510,6 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "HPGO.Conductor.plan": (conductor.plan, {"cluster": CLUSTER, **PLANNED}),
         }
     )  # fmt: skip
-
-
-def framed(record: Any) -> None:
-    """Its frame, where there is a library for frames."""
-    with suppress(hpgo.errors.HpgoError):
-        record.to_frame()
 
 
 def blocks_plan() -> hpgo.Plan:

@@ -29,18 +29,16 @@ def present(kind: Kind, record: object, *given: Any, **options: Any) -> Any:
 
 
 class Presented:
-    """Base of records that `print` shows as their report, and notebooks as tables and pictures."""
+    """Base of records that notebooks show as tables and pictures."""
 
     __slots__ = ()
 
-    def __str__(self) -> str:
-        text: str = present("text", self)
-        return text
-
     def to_frame(self) -> Any:
-        """Return a data frame with one row per part of the record.
+        """Return a data frame with one row per part of the record, with its fields.
 
-        The frame is one of polars or pandas: the library that is imported already, or else the one that is installed.
+        Parts are the stages of a plan, the layers of a profile for each batch size, the nodes of a cluster, the actions
+        of a schedule or timeline by rank, the configurations of a search, or the pipeline ranks of an estimate. The
+        frame is one of polars or pandas: the library that is imported already, or else the one that is installed.
         Raises HpgoError if neither is.
         """
         return present("frame", self)
@@ -48,3 +46,13 @@ class Presented:
     def _repr_html_(self) -> str:
         html: str = present("html", self)
         return html
+
+
+class Reported(Presented):
+    """Base of records that `print` shows as their report."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        text: str = present("text", self)
+        return text

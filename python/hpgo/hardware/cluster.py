@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.checks import MAX_GPUS, check_int, check_is, check_text, number
 from hpgo.base.documents import Section, hinted, kind_of_document, parse, read_text
 from hpgo.base.messages import as_whole, brief, did_you_mean, pluralize, printable, safe_repr, shorten
-from hpgo.base.presentation import present
+from hpgo.base.presentation import Presented
 from hpgo.base.units import (
     format_bytes,
     format_bytes_per_s,
@@ -100,7 +100,7 @@ class Node(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster(Record):
+class Cluster(Presented, Record):
     """Nodes and their links. Devices are numbered node by node from 0.
 
     Raises ClusterError for no node, or for more than 2²⁰ devices.
@@ -158,18 +158,6 @@ class Cluster(Record):
     def devices(self) -> int:
         """Number of devices on all nodes."""
         return sum(node.count for node in self.nodes)
-
-    def to_frame(self) -> Any:
-        """Return a data frame with a row for each node.
-
-        The frame is of polars or pandas: of the library that is imported already, or else of the one that is
-        installed. Raises HpgoError if neither is installed.
-        """
-        return present("frame", self)
-
-    def _repr_html_(self) -> str:
-        html: str = present("html", self)
-        return html
 
     def __repr__(self) -> str:
         types = ", ".join(dict.fromkeys(node.device.name for node in self.nodes))
@@ -275,8 +263,10 @@ class Cluster(Record):
         if colon:
             # int() would also accept signs, spaces, underscores and digits of other scripts.
             if not (count.isascii() and count.isdigit() and 1 <= len(count) <= 9):
+                several = "only `hpgo llm plan` takes several kinds of nodes, " if "+" in count else ""
                 raise ClusterError(
-                    f"`{shorten(name)}`: `{shorten(count)}` is not a number of nodes", f"write it like `{base}:4`"
+                    f"`{shorten(name)}`: `{shorten(count)}` is not a number of nodes",
+                    f"{several}write it like `{base}:4`",
                 )
             nodes = int(count)
             _count("nodes", nodes)

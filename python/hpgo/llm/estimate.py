@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from hpgo.base.checks import check_flag, check_int, check_is, check_list, choice, number
 from hpgo.base.messages import brief, pluralize, shorten
-from hpgo.base.presentation import Presented
+from hpgo.base.presentation import Reported
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
@@ -127,7 +127,7 @@ class StageEstimate(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class LlmEstimate(Presented, Record):
+class LlmEstimate(Reported, Record):
     """Estimated step time and memory of one configuration (docs/cost-terms.md). Nothing in it is measured.
 
     >>> import hpgo

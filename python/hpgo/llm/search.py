@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 
 from hpgo.base.checks import check_int, check_progress, choice, number
 from hpgo.base.messages import brief, pluralize, shorten
-from hpgo.base.presentation import Presented
+from hpgo.base.presentation import Reported
 from hpgo.base.units import format_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
@@ -65,7 +65,7 @@ MAX_SHOWN = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class LlmPlanSearch(Presented, Record):
+class LlmPlanSearch(Reported, Record):
     """The configurations to choose from, the recommended one first, and the size of the search.
 
     >>> import hpgo

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_int, check_list, check_progress, number
 from hpgo.base.messages import brief, did_you_mean, join_words, pluralize, shorten
-from hpgo.base.presentation import Presented
+from hpgo.base.presentation import Reported
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.hardware.cluster import Cluster
@@ -103,7 +103,7 @@ class SizePoint(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlmSizes(Presented, Record):
+class LlmSizes(Reported, Record):
     """Clusters for a training run: the answer for each kind of node, and all clusters that were evaluated."""
 
     transformer: Transformer

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import MAX_GPUS, check_int, check_list, check_text, number
 from hpgo.base.messages import as_float, brief, did_you_mean, pluralize, safe_repr, shorten
-from hpgo.base.presentation import present
+from hpgo.base.presentation import Presented
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.errors import ProfileError
 
@@ -233,7 +233,7 @@ class TiedWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Presented):
     """A directed acyclic graph of layers, in the order of the file.
 
     Raises ProfileError if there is no layer, if batch sizes are missing or not ascending, if a layer has another number
@@ -436,18 +436,6 @@ class Profile:
             )
         )
         return cls(name, (batch_size,), tuple(layers), tuple(pairwise(ids)), source)
-
-    def to_frame(self) -> Any:
-        """Return a frame of polars or pandas with a row for each layer and batch size.
-
-        The library is the one that is already imported, or else one that is installed. Raises HpgoError if there is
-        neither.
-        """
-        return present("frame", self)
-
-    def _repr_html_(self) -> str:
-        html: str = present("html", self)
-        return html
 
     def __repr__(self) -> str:
         sizes = ", ".join(map(str, self.batch_sizes))

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.checks import check_flag, number
 from hpgo.base.documents import read_text, write_text
 from hpgo.base.laws import share_left
 from hpgo.base.messages import brief, percent, pluralize, safe_repr, shorten
-from hpgo.base.presentation import present
+from hpgo.base.presentation import Reported
 from hpgo.base.units import format_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
@@ -165,7 +165,7 @@ class MemoryPreference(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Record):
+class Plan(Reported, Record):
     """A plan: stages on devices, micro-batches, and the predicted training step.
 
     Times are seconds. `step_s` is the simulated step under `schedule`. No plan of the problem takes less than
@@ -495,22 +495,6 @@ class Plan(Record):
     def read(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a file of `save`. Raises ArgumentError with the name of the file if it is missing or invalid."""
         return cls.from_json(read_text(path, ArgumentError), source=str(path))
-
-    def __str__(self) -> str:
-        text: str = present("text", self)
-        return text
-
-    def to_frame(self) -> Any:
-        """Return a data frame with one row per stage, with its fields and the fields of its memory.
-
-        The frame is one of polars or pandas: the library that is imported already, or else the one that is installed.
-        Raises HpgoError if neither is.
-        """
-        return present("frame", self)
-
-    def _repr_html_(self) -> str:
-        html: str = present("html", self)
-        return html
 
     def __repr__(self) -> str:
         gap = "" if self.optimality_gap is None else f", gap {percent(self.optimality_gap)}"

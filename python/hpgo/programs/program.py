@@ -337,7 +337,7 @@ def _each(name: str, given: object, count: int) -> list[bool]:
     """Return a flag for each of `count` stages, from one flag for all of them or a list."""
     if isinstance(given, bool):
         return [given] * count
-    flags = check_list(name, given)
+    flags = check_list(f"values of {name}", given)
     for flag in flags:
         check_flag(name, flag)
     if len(flags) != count:

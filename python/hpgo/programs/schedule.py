@@ -18,7 +18,7 @@ from hpgo.base.documents import hinted, read_text, write_text
 from hpgo.base.files import MAX_BYTES_OF_RUNS, as_path
 from hpgo.base.memory_check import check_room
 from hpgo.base.messages import as_float, brief, did_you_mean, pluralize, printable, safe_repr
-from hpgo.base.presentation import present
+from hpgo.base.presentation import Presented
 from hpgo.base.signals import uninterrupted
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, ScheduleError
@@ -53,7 +53,7 @@ _TRANSFER = re.compile(r"(\d+)(SEND|RECV)_([FB])(\d+)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Schedule(Record):
+class Schedule(Presented, Record):
     """The placement of stages on ranks, and the actions of each rank in order.
 
     Stages form one or more chains of equal length. A chain is a pipeline replica: one copy of the whole model. Data
@@ -265,18 +265,6 @@ class Schedule(Record):
             f"{printable(self.name)}: {pluralize(self.ranks, 'rank')}, {pluralize(self.stages, 'stage')}, "
             f"{pluralize(self.total_micro_batches, 'micro-batch')}, {pluralize(len(self.actions), 'action')}"
         )
-
-    def to_frame(self) -> Any:
-        """Return a data frame with a row per action, by rank and then in execution order.
-
-        It is a frame of polars or pandas: of the one that is already imported, or else of the one that is installed.
-        Raises HpgoError if neither is.
-        """
-        return present("frame", self)
-
-    def _repr_html_(self) -> str:
-        html: str = present("html", self)
-        return html
 
     def __repr__(self) -> str:
         return brief("Schedule", str(self))

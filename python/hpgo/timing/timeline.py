@@ -11,7 +11,7 @@ from hpgo.base.files import as_path, writing
 from hpgo.base.laws import difference, share_left
 from hpgo.base.memory_check import check_room
 from hpgo.base.messages import brief, pluralize, shorten
-from hpgo.base.presentation import present
+from hpgo.base.presentation import Presented, present
 from hpgo.base.quoting import in_whole_letters
 from hpgo.base.units import format_seconds
 from hpgo.base.validated import Record, check_fields
@@ -105,7 +105,7 @@ class _Column:
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline(Record):
+class Timeline(Presented, Record):
     """A run of a schedule. Arrays have one entry per action, ordered by rank, then by start.
 
     Arrays, memory and measures are computed on first access. Timelines with equal fields, arrays and measures are
@@ -284,18 +284,6 @@ class Timeline(Record):
         check_text("a timeline", text)
         fields, parts = stored.of_text(text, check_text("the source of a timeline", source))
         return of_parts(parts, **fields)
-
-    def to_frame(self) -> Any:
-        """Return a data frame with a row per action, ordered by rank, then by start.
-
-        It is a frame of polars or pandas: of the one that is already imported, or else of the one that is installed.
-        Raises HpgoError if neither is.
-        """
-        return present("frame", self)
-
-    def _repr_html_(self) -> str:
-        html: str = present("html", self)
-        return html
 
     def __repr__(self) -> str:
         of = f"{pluralize(self.ranks, 'rank')}, {pluralize(self.micro_batches, 'micro-batch')}"

@@ -208,8 +208,10 @@ pub fn closest(
         best = Packing::coarse(&task).closest(less_bytes, control).or(best);
     }
     match best {
-        Some((_, plan)) => {
-            PlanEvaluator::new(model, cluster, settings).evaluate(&plan).map(|evaluated| (plan, evaluated))
+        Some((_, mut plan)) => {
+            let mut evaluator = PlanEvaluator::new(model, cluster, settings);
+            evaluator.settled(&mut plan)?;
+            evaluator.evaluate(&plan).map(|evaluated| (plan, evaluated))
         }
         None if control.should_stop() => Err(control.error()),
         None => Err(Error::infeasible(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from hpgo.base.checks import check_int, choice, number
 from hpgo.base.messages import brief, join_words, shorten
-from hpgo.base.presentation import Presented
+from hpgo.base.presentation import Reported
 from hpgo.base.units import format_seconds
 from hpgo.base.validated import Record
 from hpgo.errors import ClusterError, InfeasibleError
@@ -96,7 +96,7 @@ class MixedShare(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixedPlanSearch(Presented, Record):
+class MixedPlanSearch(Reported, Record):
     """The ways to train a transformer on a mixed cluster, with the step time of each.
 
     >>> found = plan_mixed_llm("llama-3-8b", "h100:1+a100:1", global_batch_size=32, seq_length=8192)

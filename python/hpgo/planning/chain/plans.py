@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.checks import check_int, check_is, check_text
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.messages import brief, pluralize, shorten
-from hpgo.base.presentation import present
+from hpgo.base.presentation import Presented
 from hpgo.base.quoting import in_yaml
 from hpgo.base.units import format_seconds
 from hpgo.base.validated import Record, check_fields
@@ -90,7 +90,7 @@ class ChainHop(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ChainPlan(Record):
+class ChainPlan(Presented, Record):
     """A partition of a model over hosts, with its times and its proven bound.
 
     A model without layers has no stages.
@@ -299,18 +299,6 @@ class ChainPlan(Record):
     def read(cls, path: str | os.PathLike[str]) -> ChainPlan:
         """Read a file of `save`. Raises ArgumentError with the name of the file if it is missing or invalid."""
         return cls.from_json(read_text(path, ArgumentError), source=str(path))
-
-    def to_frame(self) -> Any:
-        """Return a data frame with one row per stage and its outgoing transfer.
-
-        The frame is one of polars or pandas: the library that is imported already, or else the one that is installed.
-        Raises HpgoError if neither is.
-        """
-        return present("frame", self)
-
-    def _repr_html_(self) -> str:
-        html: str = present("html", self)
-        return html
 
     def __repr__(self) -> str:
         pace = f"a batch of {self.batch_size} every {format_seconds(self.interval_s)}"

@@ -166,8 +166,9 @@ impl<'a> PlanEvaluator<'a> {
 
     /// Decides which stages of a plan recompute their activations, if the settings leave that to each stage.
     ///
-    /// A stage keeps its activations if it fits with the largest number in flight that the schedule allows, and
-    /// recomputes them if it does not fit with the smallest one. Otherwise both have advantages, and it stays as it is.
+    /// A stage keeps its activations if it fits with the largest number in flight that the schedule allows. If it does
+    /// not fit with the smallest one, it takes the choice that needs less memory. Otherwise both have advantages, and it
+    /// stays as it is.
     /// Returns the costs of its stages, from the costs before.
     ///
     /// # Errors
@@ -183,7 +184,12 @@ impl<'a> PlanEvaluator<'a> {
             let (min, max) = self.settings.max_in_flights(from_end, micro_batches);
             let kept = if cost.recompute { cost.memory.keeping() } else { cost.memory };
             let fits = |in_flight| kept.bytes_with(in_flight) <= cost.capacity_bytes;
-            stage.recompute = !fits(max) && (stage.recompute || !fits(min));
+            if fits(max) {
+                stage.recompute = false;
+            } else if !fits(min) {
+                let input_bytes = self.totals[&cost.samples_per_replica].boundary_bytes[stage.begin];
+                stage.recompute = kept.recomputing(input_bytes).bytes_with(min) < kept.bytes_with(min);
+            }
         }
         if *plan == before { Ok(costs) } else { self.stages_but(plan, (&before, &costs)) }
     }
