@@ -1038,11 +1038,11 @@ def test_a_file_with_one_value_of_recomputation_is_read_for_all_stages() -> None
 
 
 def test_a_stage_that_fits_neither_way_is_reported_with_the_choice_that_lacks_less() -> None:
-    # With one micro-batch in flight, recomputation needs the input in addition, so it never helps.
-    cluster = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10, memory="2 GB")
+    # With one micro-batch in flight, recomputation needs the input of the stage in addition, so it never helps.
+    cluster = hpgo.Cluster.of(nodes=1, devices_per_node=4, intra_gbit_s=100, inter_gbit_s=10, memory="1 GB")
     lacking = {}
     for recompute in (False, "auto"):
         with pytest.raises(hpgo.errors.InfeasibleError) as caught:
-            hpgo.plan("vgg-19", cluster, global_batch_size=32, recompute=recompute)
+            hpgo.plan("vgg-19", cluster, global_batch_size=32, pipeline_micro_batch_size=32, recompute=recompute)
         lacking[recompute] = caught.value.message
     assert lacking[False] == lacking["auto"]
