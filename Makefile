@@ -4,7 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Each file runs in one of four processes, since its tests share servers, browsers and plans. Four keep two cores busy:
 # tests wait for ranks, servers and browsers about as long as they compute.
-BESIDE := --numprocesses 4 --dist loadfile --no-loadscope-reorder
+# A process that dies fails its test, and is not replaced: pytest-xdist would wait for the new one forever at the end.
+BESIDE := --numprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# A test that stands still prints the stacks of its threads, and fails. None comes near it, however busy the machine is.
+BESIDE += --override-ini faulthandler_timeout=600 --timeout 900 --timeout-method thread
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # Also of the wheel, which is built from the sdist in another folder: cargo then compiles what differs, and what is new.
 export CARGO_TARGET_DIR := $(CURDIR)/target
