@@ -115,6 +115,7 @@ def made(path: Path, kind: str) -> Iterator[None]:
     yield
 
 
+LAUGHS = ["a0: &a0 [lol, lol]", *(f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 9)}]" for at in range(1, 30))]
 JUNK = {
     "nothing": b"",
     "one byte": b"{",
@@ -123,9 +124,9 @@ JUNK = {
     "deep JSON": b'{"a":' * 100_000,
     "deep list": b"[" * 1_000_000,
     "deep YAML": b"".join(b" " * at + b"a:\n" for at in range(1500)),
-    "laughs": "\n".join(
-        ["a0: &a0 [lol, lol]", *(f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 9)}]" for at in range(1, 30))]
-    ).encode(),
+    "laughs": "\n".join(LAUGHS).encode(),
+    "laughs in an old plan": f"{{format: hpgo.plan, version: 2, {', '.join(LAUGHS)}}}".encode(),
+    "laughs in a plan": f"{{format: hpgo.plan, version: 3, {', '.join(LAUGHS)}}}".encode(),
     "laughs in keys": (
         b"hpgo_profile: &a [1, 1]\nhpgo_cluster: &b [*a, *a]\nlayers: &c [*b, *b, *b]\nnodes: [*c, *c, *c]\n"
         b"batch_sizes: *c\nforward_times: *c\nm: *c\nt: *c\nlines: *c\n"

@@ -86,7 +86,7 @@ def read(text: str, source: str) -> Plan:
         check_text("the source of a plan", source)
         if not isinstance(text, str) or not text.lstrip().startswith("{"):
             raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`", code="wrong_kind_of_file")
-        document = recompute_by_stage(parse(text, source, ArgumentError))
+        document = _recomputing_by_stage(parse(text, source, ArgumentError))
         top = Section(document, source, ArgumentError)
         form = top.get("format", None)
         if form == LLM_PLAN_FORMAT:
@@ -125,21 +125,43 @@ def read(text: str, source: str) -> Plan:
         return plan
 
 
-def _with_names_of_3(value: Any) -> Any:
+def _recomputing_by_stage(document: Any) -> Any:
+    """Return a document whose plan, and those that it was compared with, have the key `recompute` in each stage."""
+    document = recompute_by_stage(document)
+    for key in _COMPARED:
+        if isinstance(document, dict) and isinstance(rows := document.get(key), list):
+            document = document | {key: [_row_by_stage(row) for row in rows]}
+    return document
+
+
+def _row_by_stage(row: Any) -> Any:
+    return row | {"plan": recompute_by_stage(row["plan"])} if isinstance(row, dict) and "plan" in row else row
+
+
+def _with_names_of_3(document: Any) -> Any:
     """Return a document of version 1 or 2 with the keys of version 3."""
-    if isinstance(value, list):
-        return [_with_names_of_3(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    found = {
-        _RENAMED_IN_3.get(key, key): item if key in {"profile", "cluster"} else _with_names_of_3(item)
-        for key, item in value.items()
-    }
-    if isinstance(reason := found.get("stop_reason"), str):
-        found["stop_reason"] = _STOP_REASONS_IN_3.get(reason, reason)
-    if found.get("name") == "straight pipeline":
-        found["name"] = "pipeline parallelism only"
-    return found
+    # Aliases in YAML can make a small text a huge document, so values that appear often are renamed once.
+    renamed: dict[int, Any] = {}
+
+    def of(value: Any) -> Any:
+        if not isinstance(value, dict | list):
+            return value
+        if id(value) not in renamed:
+            renamed[id(value)] = [of(item) for item in value] if isinstance(value, list) else keys_of(value)
+        return renamed[id(value)]
+
+    def keys_of(value: dict[str, Any]) -> dict[str, Any]:
+        found = {
+            _RENAMED_IN_3.get(key, key): item if key in {"profile", "cluster"} else of(item)
+            for key, item in value.items()
+        }
+        if isinstance(reason := found.get("stop_reason"), str):
+            found["stop_reason"] = _STOP_REASONS_IN_3.get(reason, reason)
+        if found.get("name") == "straight pipeline":
+            found["name"] = "pipeline parallelism only"
+        return found
+
+    return of(document)
 
 
 def digest_of(source: Profile | Cluster) -> Digest:

@@ -136,17 +136,13 @@ class DeviceGroup(Record):
 
 
 def recompute_by_stage(document: Any) -> Any:
-    """Return a document whose stages have the key `recompute`, which older plans and programs have once for all."""
-    if isinstance(document, list):
-        return [recompute_by_stage(item) for item in document]
-    if not isinstance(document, dict):
+    """Return a plan or program whose stages have the key `recompute`, which older ones have once for all."""
+    stages = document.get("stages") if isinstance(document, dict) else None
+    if not isinstance(stages, list) or not isinstance(document.get("recompute"), bool):
         return document
-    found = {key: recompute_by_stage(item) for key, item in document.items()}
-    stages = found.get("stages")
-    if isinstance(found.get("recompute"), bool) and isinstance(stages, list):
-        every = {"recompute": found.pop("recompute")}
-        found["stages"] = [every | stage if isinstance(stage, dict) else stage for stage in stages]
-    return found
+    every = {"recompute": document["recompute"]}
+    kept = {key: item for key, item in document.items() if key not in {"recompute", "stages"}}
+    return kept | {"stages": [every | stage if isinstance(stage, dict) else stage for stage in stages]}
 
 
 def groups_of(stages: Sequence[Stage]) -> tuple[DeviceGroup, ...]:
