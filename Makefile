@@ -12,7 +12,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # Also of the wheel, which is built from the sdist in another folder: cargo then compiles what differs, and what is new.
 export CARGO_TARGET_DIR := $(CURDIR)/target
 
-.PHONY: build torch clippy lint test crate package test-slow wheel bench docs site reproduce peers accuracy frameworks fuzz laws soak interrupts faults elastic chaos \
+.PHONY: build torch clippy lint test crate package test-slow wheel release-check release bench docs site reproduce peers accuracy frameworks fuzz laws soak interrupts faults elastic chaos \
 	emulation variants emulated truth mutants sweeps ci nightly clean
 
 # PyTorch is downloaded beside two of the other jobs, and the tests come last: it ends by saying what was skipped and why.
@@ -85,6 +85,23 @@ wheel: build
 	cd target/dist && venv/bin/python -c "import HPGO; HPGO.devices_from_seps([8, 16])"
 	cd target/dist && venv/bin/hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
 	test -f target/dist/venv/share/man/man1/hpgo-plan.1
+
+# What a release must be: the changelog names it, its metadata are valid, the wheel says what it was built from, and in an
+# environment with nothing else it runs the commands of README.md and the tutorial of docs/tutorial.md.
+RELEASED := $(CURDIR)/target/released
+release-check: wheel
+	$(BIN)/python tests/check_release.py target/dist/*-abi3-*.whl
+	$(PYTHON) -m venv --clear $(RELEASED)
+	$(RELEASED)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt twine pytest hypothesis jsonschema \
+		"$$(ls $(CURDIR)/target/dist/*-abi3-*.whl)[onnx,plot,serve,torch]"
+	$(RELEASED)/bin/twine check --strict target/dist/*.tar.gz target/dist/*.whl
+	$(RELEASED)/bin/pytest --override-ini addopts= tests/test_readme.py tests/test_tutorial.py
+
+# Tags this commit, which makes the workflow build all wheels, attest where they come from, and publish them.
+release: release-check
+	git diff --quiet HEAD
+	git tag "v$$($(RELEASED)/bin/hpgo --version | cut -d ' ' -f 2)"
+	git push origin --tags
 
 bench: build
 	cargo bench

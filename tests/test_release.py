@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
+import zipfile
 from pathlib import Path
 
+import check_release
 import pytest
 import yaml
 
@@ -74,3 +77,28 @@ def test_forms_for_issues_ask_for_something() -> None:
 def test_no_line_of_the_changelog_stands_twice() -> None:
     lines = [line for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines() if line[:2] == "- "]
     assert sorted(set(lines)) == sorted(lines)
+
+
+def wheel(path: Path, *files: str) -> Path:
+    with zipfile.ZipFile(path / "a.whl", "w") as made:
+        made.writestr("a-1.2.3.dist-info/METADATA", "Metadata-Version: 2.4\nName: a\nVersion: 1.2.3\n")
+        for file in files:
+            made.writestr(f"a-1.2.3.dist-info/{file}", "")
+    return path / "a.whl"
+
+
+def test_a_release_needs_its_changelog_and_what_its_wheel_was_built_from(tmp_path: Path) -> None:
+    whole = wheel(tmp_path, "licenses/LICENSE", "sboms/hpgo.cyclonedx.json")
+    cut = "# Changelog\n\n## Unreleased\n\n## 1.2.3, 2026-01-01\n\n- One thing.\n"
+    assert check_release.faults(whole, cut) == []
+    assert "unreleased" in check_release.faults(whole, cut.replace("## 1.2", "- Another.\n\n## 1.2"))[0]
+    assert "not 1.2.3" in check_release.faults(whole, cut.replace("1.2.3", "1.2.2"))[0]
+    (fault,) = check_release.faults(wheel(tmp_path, "licenses/LICENSE"), cut)
+    assert "cyclonedx" in fault
+
+
+def test_the_name_on_the_index_is_nobody_elses() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    # The index compares names without case and dashes, and has the original HPGO.
+    assert re.sub(r"[-_.]+", "-", project["name"]).lower() not in {"hpgo", "h-p-g-o"}
+    assert project["name"] in (ROOT / "README.md").read_text(encoding="utf-8")
