@@ -73,10 +73,10 @@ def _is_of_backend(model: Transformer) -> bool:
 
 def _obstacle(model: Transformer, *, sparse: bool) -> str:
     """Return the first property that no package has, or an empty text."""
-    if model.blocks and not (sparse and _is_gpt_oss(model)):
-        return _unusual(model)
     if model.tower is not None:
         return "a tower in front of the decoder"
+    if model.blocks and not (sparse and _is_gpt_oss(model)):
+        return _unusual(model)
     if model.before is not None or model.after is not None or model.final_norms != 1:
         return "operators beside the embedding or the LM head"
     if model.blocks:
@@ -85,8 +85,10 @@ def _obstacle(model: Transformer, *, sparse: bool) -> str:
         return "experts" if model.experts else "latent attention"
     if model.norms_per_layer != _LAYER_NORMS:
         return f"{pluralize(model.norms_per_layer, 'norm')} per layer"
-    if not model.gated or model.centred_norms or model.positions:
-        return "layers other than Llama's"
+    if model.centred_norms or model.positions:
+        return "norms that subtract the mean" if model.centred_norms else "learned positions"
+    if not model.gated:
+        return "feed-forward networks without a gate"
     if model.attention_bias != "none" or model.ffn_bias:
         return "biases"
     if model.window_layers:
@@ -122,11 +124,21 @@ def _is_gpt_oss(model: Transformer) -> bool:
 
 def _unusual(model: Transformer) -> str:
     """Return what a model of other blocks than a plain decoder's has, in a few words."""
-    held = [one for block in model.blocks for one in block.attention]
-    if any(block.scans for block in model.blocks):
-        return "state-space scans or linear attention"
-    if any(one.sinks for one in held):
-        return "attention sinks"
-    if any(one.chunk for one in held):
-        return "attention in chunks of tokens"
-    return "gated attention" if any(one.gate for one in held) else "its pattern of blocks"
+    blocks = [model.block(kind) for kind in model.kinds]
+    held = [one for block in blocks for one in block.attention]
+    found = (
+        (any(not one.causal for one in held), "attention to later tokens"),
+        (any(block.scans for block in blocks), "state-space scans or linear attention"),
+        (any(one.sinks for one in held), "attention sinks"),
+        (any(one.chunk for one in held), "attention in chunks of tokens"),
+        (any(one.selected for one in held), "an index that selects tokens"),
+        (any(one.gate for one in held), "gated attention"),
+        (any(block.convs for block in blocks), "convolutions"),
+        (any(block.norms != _LAYER_NORMS for block in blocks), "another number of norms per layer than 2"),
+        (
+            any(block.vectors for block in blocks),
+            "norms over the queries and keys of all heads, or further weights in a layer",
+        ),
+        (any(one.window for one in held), "sliding windows"),
+    )
+    return next((what for has, what in found if has), "layers that differ, or further weights in a layer")
