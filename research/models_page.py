@@ -33,7 +33,7 @@ REASON = re.compile(
     r"(.*?), (?:which|but) .*"
 )
 """Reason of a refusal, with the words around it that repeat in each row."""
-RUNS = "| model type | Megatron-LM | torchtitan | DeepSpeed |\n|---|---|---|---|"
+RUNS = "| model type | Megatron-LM | Megatron-Bridge | torchtitan | DeepSpeed |\n|---|---|---|---|---|"
 HEAD = "| {} | blocks | parameters | active | transformers {} |\n|---|---|---:|---:|---|"
 
 
@@ -97,9 +97,12 @@ def frameworks() -> Iterable[str]:
         except HpgoError:
             continue  # in the table of families
         cells = []
-        for name in ("megatron", "torchtitan", "deepspeed"):
+        for name in ("megatron", "megatron-bridge", "torchtitan", "deepspeed"):
             lack = framework_support(name)[1].lacking(model)
             cells.append("runs" if lack is None else re.sub(REASON, r"\1", lack.why))
+        # Megatron-Bridge lacks what Megatron-LM lacks, and more.
+        if cells[1] == cells[0] != "runs":
+            cells[1] = "the same"
         if cells[-1] == "runs" and not _is_language_model(model):
             cells[-1] = "with a script of yours"
         yield f"| `{kind}` | {' | '.join(cells)} |"

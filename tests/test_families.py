@@ -257,7 +257,8 @@ def test_any_value_of_any_key_gives_a_model_or_an_error_that_names_the_file(kind
 @pytest.mark.parametrize(
     ("framework", "kind", "words"),
     [
-        ("torchtitan", "gpt_oss", "attention sinks"),
+        ("torchtitan@0.2", "gpt_oss", "attention sinks"),
+        ("deepspeed", "gpt_oss", "attention sinks"),
         ("torchtitan", "qwen3_next", "state-space scans or linear attention"),
         ("megatron", "gemma3", "a tower in front of the decoder"),
         ("megatron", "granite", "attention scale 1"),

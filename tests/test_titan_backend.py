@@ -120,7 +120,7 @@ def test_what_the_backend_lacks_is_refused_by_name(options: dict[str, Any], says
         ("torchtitan", TRANSFORMERS["mistral-7b"], "sliding windows"),
         ("torchtitan", replace(OLMO, tied=True), "beside tied embeddings"),
         ("torchtitan", of_document({"model_type": "olmo", "clip_qkv": 8.0}), "operators beside the embedding"),
-        ("torchtitan@0.2", OLMO2, "its pattern of blocks"),
+        ("torchtitan@0.2", OLMO2, "norms over the queries and keys of all heads"),
         ("torchtitan@0.2", QWEN2, "no settings for biases, which"),
     ],
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,11 +16,16 @@ from hpgo import export
 from hpgo.errors import ArgumentError
 from hpgo.export.targets import find
 from hpgo.jobs.parts import parts_of
+from hpgo.model.arithmetic import RopeScaling
 from hpgo.model.formats.transformers import transformer_of
+
+if TYPE_CHECKING:
+    from hpgo.model.blocks import Block
 
 H100 = hpgo.Cluster.preset("h100:8")
 QWEN, KIMI = transformer_of("Qwen/Qwen3-30B-A3B"), transformer_of("moonshotai/Kimi-K2-Base")
 DEEPSEEK = transformer_of("deepseek-ai/DeepSeek-V2-Lite")
+GPT_OSS = transformer_of("openai/gpt-oss-20b")
 
 
 def plan(model: hpgo.Transformer, **options: Any) -> hpgo.LlmPlan:
@@ -88,12 +93,64 @@ def test_a_new_model_is_built_from_its_shape() -> None:
     assert "Qwen3TransformerBlock.Config(" in text
 
 
+def test_gpt_oss_is_that_of_the_registry_with_attention_that_context_parallelism_divides() -> None:
+    text = exported(GPT_OSS, ep=4, cp=2, seq_length=8192)
+    found = constants(text)
+    assert found["SHAPE"]["windows"] == [128, None] * 12
+    assert found["SHAPE"]["attention"] == {"n_heads": 64, "n_kv_heads": 8, "head_dim": 64}
+    assert found["SHAPE"]["experts"]["swiglu_limit"] == 7.0
+    assert (found["ROPE"]["rope_factor"], found["ROPE"]["truncate"], found["BALANCE"]) == (32.0, False, None)
+    assert 'config.model_spec = model_registry("20b", attn_backend="flex")' in text
+    assert "from torchtitan.models.gpt_oss.config_registry import gpt_oss_20b" in text
+
+
+def test_gpt_oss_with_other_windows_is_a_new_model() -> None:
+    model = replace(GPT_OSS, pattern=GPT_OSS.pattern[::-1])
+    texts = {file.name: file.text for file in parts_of(plan(model, ep=4), find("torchtitan")).files}
+    assert constants(texts["planned.py"])["SHAPE"]["windows"] == [None, 128] * 12
+    text = texts["job_config.py"]
+    compile(text, "job_config.py", "exec")
+    assert 'sliding_window_size=SHAPE["windows"][at],' in text
+    assert "GptOssGroupedExperts.Config(" in text
+    assert "make_ffn_config" not in text
+
+
+def unbiased(model: hpgo.Transformer) -> tuple[Block, ...]:
+    """Return blocks whose attention has no biases."""
+    return tuple(replace(one, attention=(replace(one.attention[0], bias="none"),)) for one in model.blocks)
+
+
+def windowed(model: hpgo.Transformer) -> tuple[Block, ...]:
+    """Return blocks of which each has another window."""
+    widths = enumerate(model.blocks, start=128)
+    return tuple(replace(one, attention=(replace(one.attention[0], window=width),)) for width, one in widths)
+
+
+def changed(model: hpgo.Transformer, **values: Any) -> hpgo.Transformer:
+    """Return the model with another arithmetic."""
+    assert model.arithmetic is not None
+    return replace(model, arithmetic=replace(model.arithmetic, **values))
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
         (replace(QWEN, shared_ffn=768, shared_gate=True), "a gate of the shared experts"),
         (replace(QWEN, attention_bias="qkv"), "biases"),
-        (transformer_of("openai/gpt-oss-20b"), "attention sinks"),
+        (replace(GPT_OSS, blocks=unbiased(GPT_OSS)), "attention sinks"),
+        (replace(GPT_OSS, blocks=windowed(GPT_OSS)), "attention sinks"),
+        (replace(GPT_OSS, tied=True), "tied embeddings beside attention sinks"),
+        (changed(GPT_OSS, glu_clamp=None), "feed-forward networks without a clamp"),
+        (changed(GPT_OSS, glu_offset=0.5), r"an offset \(0.5\) of SwiGLU \(it has 1\)"),
+        (changed(GPT_OSS, activation="silu"), "the activation silu"),
+        (
+            changed(GPT_OSS, rope_scaling=RopeScaling(rope_type="llama3", factor=8.0)),
+            "the RoPE scaling llama3 beside attention sinks",
+        ),
+        (
+            changed(GPT_OSS, rope_scaling=RopeScaling(rope_type="yarn", factor=8.0, mscale=1.0, mscale_all_dim=1.0)),
+            "YaRN with mscale 1.0 and mscale_all_dim 1.0 beside attention sinks",
+        ),
         (replace(DEEPSEEK, expert_groups=4, groups_per_token=2), "groups of experts scored by their best 1"),
     ],
 )

@@ -282,6 +282,9 @@ MODELS = (
             "output_router_logits": False, "swiglu_limit": 7.0,
         },
         megatron={"devices": 4, "ep": 2, "pp": 2, "zero_stage": 1, "global_batch_size": 4},
+        torchtitan={
+            "devices": 4, "tp": 2, "ep": 2, "sequence_parallel": True, "zero_stage": 3, "global_batch_size": 4,
+        },
     ),
     SmallModel(
         "glm-4.5-air",

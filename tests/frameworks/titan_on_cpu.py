@@ -56,23 +56,32 @@ torch.distributed.all_to_all = by_one_tensor
 
 
 def plain_attention() -> None:
-    """FlexAttention as PyTorch's scaled dot-product attention, in torchtitan 0.3. All sequences are one document."""
+    """FlexAttention in plain operations, within torchtitan 0.3's own masks, which are not compiled either."""
     try:
         from torchtitan.models.common import attention
     except ImportError:
         return
-    attention.FlexAttention.Config.build = lambda _, **options: attention.ScaledDotProductAttention.Config().build(
-        **options
-    )
-    from torchtitan.models.common.decoder import Decoder
-
-    Decoder.get_attention_masks = lambda *_, **__: None
+    attention._compiled_create_block_mask = attention.create_block_mask
+    attention.FlexAttention.compiled_flex_attn = staticmethod(masked_attention)
     try:
         from torchtitan.experiments.transformers_modeling_backend import model
     except ImportError:
         return
     model.flex_attention_forward = scaled_dot_product
     model.HFTransformerModel.get_attention_masks = lambda *_, **__: None
+
+
+def masked_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, block_mask: Any, scale: float | None, **_: Any
+) -> tuple[torch.Tensor, SimpleNamespace]:
+    """`flex_attention` of queries, keys and values (batch, heads, tokens, width), with the sums of the scores."""
+    batch, heads, tokens, width = query.shape
+    key, value = (one.repeat_interleave(heads // one.shape[1], dim=1) for one in (key, value))
+    scores = (query @ key.transpose(-1, -2)).float() * (width**-0.5 if scale is None else scale)
+    counts = (batch, heads, tokens, tokens)
+    at = [torch.arange(count).view([-1 if dim == axis else 1 for dim in range(4)]) for axis, count in enumerate(counts)]
+    scores = scores.masked_fill(~block_mask.mask_mod(*at), -torch.inf)
+    return scores.softmax(-1).to(value.dtype) @ value, SimpleNamespace(lse=scores.logsumexp(-1))
 
 
 def scaled_dot_product(

@@ -18,6 +18,7 @@ import torch
 from forks import together
 from results import Start, start_each
 from small_models import MODELS, SmallModel
+from titan_gpt_oss import check_logits
 from torchtitan import train
 from torchtitan.config import ConfigManager
 
@@ -142,6 +143,10 @@ def read_sparse(config: dict[str, Any], model: Any) -> tuple[int, int]:
         assert moe.shared_experts.w1.out_features == shared
     else:
         names["num_key_value_heads"] = attention.n_kv_heads
+    if config["model_type"] == "gpt_oss":
+        windows = [layer.attention.sliding_window_size for layer in model.layers]
+        assert windows == [config["sliding_window"], None] * (len(windows) // 2), windows
+        names |= {"swiglu_limit": inner.swiglu_limit, "head_dim": attention.head_dim}
     if "norm_topk_prob" in config:
         names["norm_topk_prob"] = router.route_norm
     found = {name: value for name, value in names.items() if name in config}
@@ -150,9 +155,11 @@ def read_sparse(config: dict[str, Any], model: Any) -> tuple[int, int]:
     assert (moe.load_balance_coeff is not None) == (config.get("topk_method") == "noaux_tc")
     if (scaling := config.get("rope_scaling")) is not None:
         assert (attention.rope.scaling, attention.rope.rope_factor) == ("yarn", scaling["factor"])
-        assert attention.mscale == scaling["mscale"]
+        assert config["model_type"] == "gpt_oss" or attention.mscale == scaling["mscale"]
     with torch.device("meta"):
         built = model.build()
+    if config["model_type"] == "gpt_oss":
+        check_logits(config, model)
     return len(found), sum(parameter.numel() for parameter in built.parameters())
 
 

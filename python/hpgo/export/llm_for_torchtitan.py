@@ -12,6 +12,7 @@ from hpgo.base.quoting import in_toml
 from hpgo.export import titan_backend, titan_sparse
 from hpgo.export.for_torchtitan import CLIPPING, ORDER, module, parts_of
 from hpgo.export.llm_jobs import LlmExportJob
+from hpgo.export.titan_sparse import windows_of
 from hpgo.llm.parallelism import MAX_ZERO
 from hpgo.llm.titan_shape import needs_backend, titan_package
 
@@ -43,16 +44,22 @@ _SPARSE: dict[tuple[int, ...], tuple[str, str, str]] = {
     (94, 4096, 64, 4, 128, 1536, 151936, True): ("qwen3", "qwen3_30b_a3b", "235B-A22B"),
     (27, 2048, 16, 16, 64, 1408, 102400, False): ("deepseek_v3", "deepseek_v3_16b", "16B"),
     (61, 7168, 128, 128, 256, 2048, 129280, False): ("deepseek_v3", "deepseek_v3_671b", "671B"),
+    (24, 2880, 64, 8, 32, 2880, 201088, False): ("gpt_oss", "gpt_oss_20b", "20b"),
+    (36, 2880, 64, 8, 128, 2880, 201088, False): ("gpt_oss", "gpt_oss_120b", "120b"),
 }
 """The same for models with experts, by layers, hidden size, heads, KV heads, experts, their width, vocabulary and head
 norms."""
-REPLACED = {
-    "405B": "bfloat16, as planned, not its float8",
-    "1B": "its own configuration is for 8B",
-    "3B": "its own configuration is for 8B",
-    "235B-A22B": "its own configuration is for 30B-A3B",
+_GPT_OSS_WINDOWS = (128, None)
+"""Windows of even and odd layers of torchtitan's GPT-OSS."""
+_REPLACED = {
+    "405B": ("", "bfloat16, as planned, not its float8"),
+    "1B": ("", "its own configuration is for 8B"),
+    "3B": ("", "its own configuration is for 8B"),
+    "235B-A22B": ("", "its own configuration is for 30B-A3B"),
+    "20b": (', attn_backend="flex"', "varlen attention has no context parallelism"),
+    "120b": (', attn_backend="flex"', "varlen attention has no context parallelism"),
 }
-"""Flavors that the registry function does not return, with the reason. The module then sets the model itself."""
+"""Flavors that the registry function does not return as needed: further arguments of the registry, and the reason."""
 _ASYNC_TP = "torchtitan-async-tp"
 """Stack whose estimates overlap the communication of tensor parallelism with GEMMs."""
 
@@ -138,7 +145,7 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         further |= titan_sparse.texts(model, stated)
     graphs = (
         ["torchtitan's CUDA graphs are off, as estimated: plan with `--fix cuda_graph_impl=full_iteration` to use them"]
-        if config.cuda_graph_impl == "none" and config.pp == 1 and not by_backend
+        if config.cuda_graph_impl == "none" and config.pp == 1 and not (by_backend or model.experts)
         else []
     )
     comments = job.header(CLIPPING, *_split(job), *graphs, *_unstated(job), *_training(config))
@@ -199,8 +206,21 @@ def registered(model: Transformer) -> tuple[str, str, str] | None:
     """
     if titan_sparse.is_sparse(model):
         held = model.layers, model.hidden, model.heads, model.kv_heads, model.experts, model.expert_ffn, model.vocab
-        return _SPARSE.get((*held, model.head_norms))
+        own = not model.blocks or windows_of(model) == list(_GPT_OSS_WINDOWS) * (model.layers // 2)
+        return _SPARSE.get((*held, model.head_norms)) if own else None
     return _REGISTRY.get((*_shape(model), model.head_dim, model.head_norms, model.tied))
+
+
+def replaced(flavor: str) -> str:
+    """Return the line that sets the model of a flavor; empty if the registry function returns the model as needed.
+
+    >>> replaced("8B"), replaced("235B-A22B")
+    ('', '    config.model_spec = model_registry("235B-A22B")  # its own configuration is for 30B-A3B')
+    """
+    if flavor not in _REPLACED:
+        return ""
+    arguments, why = _REPLACED[flavor]
+    return f'    config.model_spec = model_registry("{flavor}"{arguments})  # {why}'
 
 
 def _start(job: LlmExportJob) -> list[str]:
@@ -217,12 +237,10 @@ def _start(job: LlmExportJob) -> list[str]:
         ]
     package, function, flavour = found
     lines = [f"from torchtitan.models.{package}.config_registry import {function}"]
-    why = REPLACED.get(flavour)
-    if why:
+    model_line = replaced(flavour)
+    if model_line:
         lines.insert(0, f"from torchtitan.models.{package} import model_registry")
-    lines += ["", "def mine():", f"    config = {function}()"]
-    if why:
-        lines.append(f'    config.model_spec = model_registry("{flavour}")  # {why}')
+    lines += ["", "def mine():", f"    config = {function}()", *([model_line] if model_line else [])]
     return [*lines, "    return planned(config)"]
 
 

@@ -1,23 +1,24 @@
 """Models of torchtitan 0.3 with experts or latent attention: their shape, and code that reads it in a configuration.
 
-Source: `torchtitan/models/common/moe.py`, `models/qwen3/model.py` and `models/deepseek_v3/model.py` of 0.3.0.
+Source: `torchtitan/models/common/moe.py`, and `model.py` of `models/qwen3`, `models/deepseek_v3` and `models/gpt_oss`
+of 0.3.0.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.quoting import in_python
+from hpgo.base.quoting import filled, in_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpgo.model.transformer import Transformer
 
-SHAPES = """
+_READER = '''
 
 def shapes_of(model):
-    \"\"\"Yield the shape of the model.\"\"\"
+    """Yield the shape of the model."""
     layers = model.layers
     yield {
         "layers": len(layers),
@@ -27,12 +28,12 @@ def shapes_of(model):
         "dense_layers": [at for at, layer in enumerate(layers) if layer.moe is None],
         "attention": only(attention_of(layer.attention) for layer in layers),
         "ffn": only(layer.feed_forward.w1.out_features for layer in layers if layer.moe is None),
-        "experts": only(experts_of(layer.moe) for layer in layers if layer.moe is not None),
+        "experts": only(experts_of(layer.moe) for layer in layers if layer.moe is not None),__LAYERS__
     }
 
 
 def only(values):
-    \"\"\"Return the value that all layers have, None without any, or a list of different ones.\"\"\"
+    """Return the value that all layers have, None without any, or a list of different ones."""
     found = []
     for value in values:
         if value not in found:
@@ -40,22 +41,11 @@ def only(values):
     return found[0] if len(found) == 1 else found or None
 
 
-def attention_of(attention):
-    \"\"\"Return the shape of an attention, which may be latent.\"\"\"
-    if hasattr(attention, "kv_lora_rank"):
-        names = ("n_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        return {name: getattr(attention, name) for name in names}
-    heads = attention.n_heads
-    return {
-        "n_heads": heads,
-        "n_kv_heads": attention.n_kv_heads or heads,
-        "head_dim": attention.head_dim or attention.dim // heads,
-        "qk_norm": attention.qk_norm is not None,
-    }
+__ATTENTION__
 
 
 def experts_of(moe):
-    \"\"\"Return the shape of the experts of a layer, and what their router computes.\"\"\"
+    """Return the shape of the experts of a layer, and what their router computes."""
     router = moe.router
     return {
         "num_experts": moe.num_experts,
@@ -66,27 +56,51 @@ def experts_of(moe):
         "route_norm": router.route_norm,
         "route_scale": router.route_scale,
         "num_expert_groups": router.num_expert_groups,
-        "num_limited_groups": router.num_limited_groups,
+        "num_limited_groups": router.num_limited_groups,__EXPERTS__
     }
 
 
 def norms_of(model):
-    \"\"\"Yield all norms of the model.\"\"\"
+    """Yield all norms of the model."""
     yield model.norm
     for layer in model.layers:
         yield from (layer.attention_norm, layer.ffn_norm)
         norms = (getattr(layer.attention, name, None) for name in ("qk_norm", "q_norm", "kv_norm"))
         yield from (norm for norm in norms if norm is not None)
-""".splitlines()
+'''
 """Functions that read a model of torchtitan 0.3 with experts or latent attention."""
+_GROUPED = '''
+def attention_of(attention):
+    """Return the shape of an attention."""
+    heads = attention.n_heads
+    return {
+        "n_heads": heads,
+        "n_kv_heads": attention.n_kv_heads or heads,
+        "head_dim": attention.head_dim or attention.dim // heads,
+        "qk_norm": attention.qk_norm is not None,
+    }
+'''
+_LATENT = '''
+def attention_of(attention):
+    """Return the shape of an attention whose keys and values come from a latent vector."""
+    names = ("n_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return {name: getattr(attention, name) for name in names}
+'''
+_SINKS = '''
+def attention_of(attention):
+    """Return the shape of an attention with sinks."""
+    return {name: getattr(attention, name) for name in ("n_heads", "n_kv_heads", "head_dim")}
+'''
 
+_LIMIT = 7.0
+"""Clamp of the networks of experts in `GptOssGroupedExperts.Config`, for models whose arithmetic is not known."""
 ROUTER = {"score_func": "sigmoid", "route_norm": False, "route_scale": 1.0}
 """Settings of a router that shape its scores, with torchtitan's defaults."""
-_APART = {*ROUTER, "balances", "mscale"}
+_APART = {*ROUTER, "balances", "mscale", "swiglu_limit"}
 
 
 def of_rope(stated: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings of norms and RoPE: those that belong neither to a router nor to latent attention.
+    """Return the settings of norms and RoPE: those that belong neither to experts nor to latent attention.
 
     >>> of_rope({"theta": 1e4, "route_norm": True})
     {'theta': 10000.0}
@@ -114,17 +128,28 @@ def shape_of(model: Transformer, stated: Mapping[str, object]) -> dict[str, obje
         "attention": _attention(model),
         "ffn": model.ffn if dense else None,
         "experts": _experts(model, stated) if model.experts else None,
+        **({"windows": windows_of(model)} if model.blocks else {}),
     }
+
+
+def windows_of(model: Transformer) -> list[int | None]:
+    """Return the window of each layer of a model with attention sinks; None for layers that see all tokens.
+
+    >>> from hpgo.model.formats.transformers import transformer_of
+    >>> windows_of(transformer_of("openai/gpt-oss-20b"))[:3]
+    [128, None, 128]
+    """
+    return [model.block(model.kind(layer)).attention[0].window or None for layer in range(model.layers)]
 
 
 def _attention(model: Transformer) -> dict[str, object]:
     if (latent := model.latent) is None:
-        return {
+        plain: dict[str, object] = {
             "n_heads": model.heads,
             "n_kv_heads": model.kv_heads,
             "head_dim": model.head_dim,
-            "qk_norm": model.head_norms,
         }
+        return plain if model.blocks else plain | {"qk_norm": model.head_norms}
     return {
         "n_heads": model.heads,
         "q_lora_rank": latent.q_rank or 0,
@@ -145,6 +170,7 @@ def _experts(model: Transformer, stated: Mapping[str, object]) -> dict[str, obje
         **{name: stated.get(name, default) for name, default in ROUTER.items()},
         "num_expert_groups": groups if groups > 1 else None,
         "num_limited_groups": model.groups_per_token if groups > 1 else None,
+        **({"swiglu_limit": stated.get("swiglu_limit", _LIMIT)} if model.blocks else {}),
     }
 
 
@@ -157,4 +183,13 @@ def texts(model: Transformer, stated: Mapping[str, object]) -> dict[str, Any]:
         lines += ["        if layer.moe is not None:", "            layer.moe.load_balance_coeff = BALANCE"]
     if "mscale" in stated:
         lines.append(f"        layer.attention.mscale = {in_python(stated['mscale'])}")
-    return {"reader": SHAPES, "constants": constants, "changes": lines if len(lines) > 1 else []}
+    return {"reader": _reader(model), "constants": constants, "changes": lines if len(lines) > 1 else []}
+
+
+def _reader(model: Transformer) -> list[str]:
+    """Return the lines of the functions that read a model of the same package as `model`."""
+    sinks = bool(model.blocks)
+    attention = _SINKS if sinks else _LATENT if model.latent is not None else _GROUPED
+    layer = '\n        "windows": [layer.attention.sliding_window_size for layer in layers],' if sinks else ""
+    limit = '\n        "swiglu_limit": moe.routed_experts.inner_experts.swiglu_limit,' if sinks else ""
+    return filled(_READER, {"ATTENTION": attention.strip(), "LAYERS": layer, "EXPERTS": limit}).splitlines()

@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import filled, in_python
-from hpgo.export.llm_for_torchtitan import REPLACED, registered
+from hpgo.export.llm_for_torchtitan import registered, replaced
 from hpgo.export.targets import Place
 from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder, Variable
 from hpgo.jobs.titan_models import new_model, of_transformers
@@ -274,10 +274,9 @@ def _job_config(plan: LlmPlan | Plan) -> str:
     else:
         package, function, flavor = found
         imports[f"torchtitan.models.{package}.config_registry"] = [function]
-        model = ""
-        if why := REPLACED.get(flavor):
+        model = f"{line}\n" if (line := replaced(flavor)) else ""
+        if model:
             imports[f"torchtitan.models.{package}"] = ["model_registry"]
-            model = f'    config.model_spec = model_registry("{flavor}")  # {why}\n'
         base = filled(_REGISTERED, {"FUNCTION": function, "MODEL": model})
         new = f"The model is {flavor} of torchtitan's `{package}`."
     parts = {"NEW": new, "IMPORTS": _import_lines(plain, imports), "BASE": base.rstrip(), "DATASET": DATASET_CODE}

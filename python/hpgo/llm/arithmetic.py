@@ -318,8 +318,27 @@ MEGATRON: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
 }  # fmt: skip
 
 
-def _titan_activation(_: Transformer, arithmetic: Arithmetic) -> Row:
-    return {} if arithmetic.activation in {"silu", "swish"} else f"the activation {arithmetic.activation}"
+def _titan_activation(model: Transformer, arithmetic: Arithmetic) -> Row:
+    known = {"quick_gelu"} if _has_sinks(model) else {"silu", "swish"}
+    return {} if arithmetic.activation in known else f"the activation {arithmetic.activation}"
+
+
+def _titan_clamp(model: Transformer, arithmetic: Arithmetic) -> Row:
+    clamp = arithmetic.glu_clamp
+    if _has_sinks(model):
+        return "feed-forward networks without a clamp" if clamp is None else {"swiglu_limit": clamp}
+    return {} if clamp is None else f"a clamp ({clamp:g}) of SwiGLU"
+
+
+def _titan_offset(model: Transformer, arithmetic: Arithmetic) -> Row:
+    built_in = 1.0 if _has_sinks(model) else 0.0
+    offset = arithmetic.glu_offset
+    return {} if offset == built_in else f"an offset ({offset:g}) of SwiGLU (it has {built_in:g})"
+
+
+def _has_sinks(model: Transformer) -> bool:
+    """Return whether attention has sinks, so that torchtitan's package `gpt_oss` builds the model."""
+    return any(one.sinks for block in model.blocks for one in block.attention)
 
 
 def _titan_theta(_: Transformer, arithmetic: Arithmetic) -> Row:
@@ -339,14 +358,33 @@ def _titan_scaling(_: Transformer, arithmetic: Arithmetic) -> Row:
     return settings
 
 
-def _titan_latent_scaling(model: Transformer, arithmetic: Arithmetic) -> Row:
+def _titan_any_scaling(model: Transformer, arithmetic: Arithmetic) -> Row:
     scaling = arithmetic.rope_scaling
+    if _has_sinks(model):
+        return _titan_sinks_scaling(scaling)
     if model.latent is None or scaling is None or scaling.rope_type != "yarn":
         return _titan_scaling(model, arithmetic)
-    if scaling.factor is None or scaling.attention_factor is not None:
-        return "YaRN with an attention factor" if scaling.factor is not None else "YaRN without a factor"
     if scaling.mscale is None or scaling.mscale != scaling.mscale_all_dim:
         return f"YaRN with mscale {scaling.mscale} and mscale_all_dim {scaling.mscale_all_dim}, unless they are equal"
+    found = _titan_yarn(scaling)
+    return found if isinstance(found, str) else found | {"mscale": scaling.mscale}
+
+
+def _titan_sinks_scaling(scaling: RopeScaling | None) -> Row:
+    if scaling is None:
+        return {"scaling": "none"}
+    if scaling.rope_type != "yarn":
+        # Such models rotate by cosines and sines, which raise NotImplementedError with Llama's scaling.
+        return f"the RoPE scaling {scaling.rope_type} beside attention sinks"
+    if scaling.mscale and scaling.mscale_all_dim:
+        # The scores are multiplied by (0.1 ln(factor) + 1)², as transformers does unless both are given.
+        return f"YaRN with mscale {scaling.mscale} and mscale_all_dim {scaling.mscale_all_dim} beside attention sinks"
+    return _titan_yarn(scaling)
+
+
+def _titan_yarn(scaling: RopeScaling) -> Row:
+    if scaling.factor is None or scaling.attention_factor is not None:
+        return "YaRN with an attention factor" if scaling.factor is not None else "YaRN without a factor"
     return {
         "scaling": "yarn",
         "rope_factor": scaling.factor,
@@ -354,7 +392,6 @@ def _titan_latent_scaling(model: Transformer, arithmetic: Arithmetic) -> Row:
         "beta_fast": scaling.beta_fast or _YARN["beta_fast"],
         "beta_slow": scaling.beta_slow or _YARN["beta_slow"],
         "truncate": scaling.truncate is not False,
-        "mscale": scaling.mscale,
     }
 
 
@@ -379,12 +416,12 @@ TORCHTITAN: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
     "norm_epsilon": lambda _, arithmetic: {"eps": arithmetic.norm_epsilon},
     "norm_adds_one": _only("norm_adds_one", False, "norms that add 1 to their weights"),
     "rope_theta": _titan_theta,
-    "glu_clamp": _only("glu_clamp", None, "a clamp ({}) of SwiGLU"),
-    "glu_offset": _only("glu_offset", 0.0, "an offset ({}) of SwiGLU"),
+    "glu_clamp": _titan_clamp,
+    "glu_offset": _titan_offset,
     "rotary_fraction": _only("rotary_fraction", 1.0, "a rotary fraction of {}"),
     "no_rope_layers": _only("no_rope_layers", (), "layers without positions"),
     "rope_interleaved": _nothing,  # only permutes the rows of the query and key matrices, so training is equivalent
-    "rope_scaling": _titan_latent_scaling,
+    "rope_scaling": _titan_any_scaling,
     "attention_dropout": _only("attention_dropout", 0.0, "dropout ({})"),
     "hidden_dropout": _only("hidden_dropout", 0.0, "dropout ({})"),
     "embedding_dropout": _only("embedding_dropout", 0.0, "dropout ({})"),
