@@ -68,7 +68,7 @@ FITTING: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "falcon_h1": {"mamba_n_heads": 16, "mamba_d_ssm": 128},
     "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 1], [["local"], 2]]},
-    "internvl_vision": {"image_size": [32, 64], "patch_size": [8, 4]},
+    "internvl_vision": {"image_size": [32, 64], "patch_size": 8},
 }
 DRAWS = 3
 

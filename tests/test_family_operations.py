@@ -108,19 +108,23 @@ def test_a_forward_pass_takes_the_operations_that_pytorch_counts(transformers, k
 
 
 @pytest.mark.parametrize("kind", list(IMAGES))
-def test_a_forward_pass_over_an_image_takes_the_operations_that_pytorch_counts(transformers, kind) -> None:
+@pytest.mark.parametrize(("image", "patch", "patches"), [(32, 8, 16), ([32, 64], [8, 16], 16)])
+def test_a_forward_pass_over_an_image_takes_the_operations_that_pytorch_counts(
+    transformers, kind, image, patch, patches
+) -> None:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    held = {"image_size": 32, "patch_size": 8, "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 3}
+    held = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 3}
+    held |= {"image_size": image, "patch_size": patch}
     held |= {"mlp_ratio": 3} if kind == "dinov2" else {"intermediate_size": 80}
     labels = {"id2label": {str(label): f"label {label}" for label in range(7)}}
     model = of_document({"model_type": kind, **held, **labels})
     config = transformers.AutoConfig.for_model(kind, **held, num_labels=7)
     network = getattr(transformers, CLASSES[kind]["class"])._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        network(pixel_values=torch.zeros(1, 3, 32, 32))
-    patches, tokens = 16, 16 + IMAGES[kind]
+        network(pixel_values=torch.zeros(1, 3, *(image if isinstance(image, list) else (image, image))))
+    tokens = patches + IMAGES[kind]
     assert model.longest == tokens
     (layer,) = model.kinds
     each = 2 * matrices(model.block(layer), 48) + 2 * 2 * 48 * tokens

@@ -65,6 +65,21 @@ def layouts_of(model, pp: int, vpp: int) -> Iterator[str]:
                 yield layout_text((*counts, *(0,) * (pp * vpp - 1 - at)), model.further_tokens, at)
 
 
+def divided_experts(model, ep: int, node: int) -> list[int]:
+    """The etp to ask for: what divides a node and an expert, unless a higher ep could do a part of it."""
+    if not model.experts:
+        return [1]
+    etps = [etp for etp in range(1, node + 1) if node % etp == 0 == model.expert_ffn % etp]
+    return [etp for etp in etps if not any(etp % by == 0 == model.experts % (ep * by) for by in range(2, etp + 1))]
+
+
+def group_of(pp: int, vpp: int, micro_batches: int) -> int | None:
+    """The group of micro-batches to ask for: the smallest with at least pp in each group, if pp leaves a rest."""
+    if vpp == 1 or micro_batches % pp == 0 or micro_batches < pp:
+        return None
+    return next(size for size in range(pp, micro_batches + 1) if micro_batches % size in {0, *range(pp, size)})
+
+
 def every_way(
     model, cluster: hpgo.Cluster, batch: int, seq: int, fix: dict[str, object] | None = None, *, graphs: bool = False
 ) -> dict[tuple, hpgo.LlmEstimate]:
@@ -84,20 +99,23 @@ def every_way(
         graphed.append({"overlap_ep_comm": True})
     elif graphs:
         graphed += [{"cuda_graph_impl": impl} for impl in ("local", "full_iteration")]
-    for tp, cp, ep, pp, vpp, size, zero in product(
-        range(1, gpus + 1), [1, 2, 4, 8], range(1, max(1, model.experts) + 1), range(1, gpus + 1),
-        range(1, model.layers + 3), range(1, batch + 1), (0, 1),
+    node = cluster.nodes[0].count
+    experts = [(ep, etp) for ep in range(1, max(1, model.experts) + 1) for etp in divided_experts(model, ep, node)]
+    for tp, cp, (ep, etp), pp, vpp, size, zero in product(
+        range(1, gpus + 1), [1, 2, 4, 8], experts, range(1, gpus + 1), range(1, model.layers + 3), range(1, batch + 1),
+        (0, 1),
     ):  # fmt: skip
-        if tp * cp * pp > gpus or gpus % (tp * cp * pp) or (pp == 1 < vpp) or tp > cluster.nodes[0].count:
+        if tp * cp * pp > gpus or gpus % (tp * cp * pp) or (pp == 1 < vpp) or tp > node:
             continue
         replicas = gpus // tp // pp
-        if zero and replicas == 1 and not (model.experts and tp > ep):
+        if zero and replicas == 1 and not (model.experts and tp > ep * etp):
             continue  # nobody has the same as another
         if ("packed_length" in fix and size > 1) or (
             "optimizer_offload_fraction" in fix and not zero and gpus > tp * pp
         ):
             continue
         degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "vpp": vpp, "micro_batch_size": size, "zero_stage": zero}
+        degrees |= {"etp": etp, "micro_batch_group_size": group_of(pp, vpp, batch // (replicas // cp or 1) // size)}
         # The stack is the one that `hpgo.plan_llm` takes for Megatron-LM on an H100.
         given = {"global_batch_size": batch, "seq_length": seq, "stack": "te-hopper", **degrees, **fix}
         splits: list[dict[str, object]] = [

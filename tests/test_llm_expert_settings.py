@@ -167,6 +167,35 @@ def test_expert_tensor_parallelism_divides_experts_and_gathers_their_rows() -> N
     assert halves.parallelism.expert_dp_size == whole.parallelism.expert_dp_size / 2
 
 
+@pytest.mark.parametrize("name", [MIXTRAL, QWEN])
+@pytest.mark.parametrize(("ep", "etp", "factor"), [(1, 2, 2), (1, 8, 2), (1, 8, 8), (2, 4, 2), (4, 4, 2), (2, 8, 2)])
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"tp": 2, "zero_stage": 1}, {"pp": 2, "vpp": 2, "overlap_ep_comm": True, "zero_stage": 1}, {"tp": 2, "cp": 2}],
+)
+def test_whole_experts_on_as_many_gpus_are_no_slower_and_no_larger(
+    name: str, ep: int, etp: int, factor: int, asked: dict[str, Any]
+) -> None:
+    """The search leaves out experts that are divided by a factor by which ep could be higher."""
+    if ep == 1 and asked.get("overlap_ep_comm"):
+        asked = {**asked, "overlap_ep_comm": False}
+    one, other = (estimate(name, **asked, ep=ep * by, etp=etp // by) for by in (1, factor))
+    assert other.step_s <= one.step_s * (1 + 1e-9)
+    assert other.fullest.peak_bytes <= one.fullest.peak_bytes * (1 + 1e-9)
+
+
+def test_the_search_divides_experts_where_each_gpu_of_a_group_has_one() -> None:
+    fix: dict[str, Any] = {"tp": 2, "cp": 2, "pp": 4, "micro_batch_size": 1, "recompute": "none"}
+    asked = {"global_batch_size": 128, "seq_length": 8192, "top": 1, "fix": fix}
+    found = hpgo.plan_llm("mixtral-8x22b", "h100:8", **asked)
+    whole = hpgo.plan_llm("mixtral-8x22b", "h100:8", **asked, exclude=["etp"])
+    config = found.fastest.parallelism
+    assert (config.ep, config.etp) == (8, 2)
+    assert found.fastest.step_s < whole.fastest.step_s
+    assert whole.fastest.parallelism.etp == 1
+    assert found.configurations > whole.configurations
+
+
 @pytest.mark.parametrize(
     ("name", "asked", "error"),
     [
@@ -225,6 +254,21 @@ def test_groups_allow_micro_batches_that_are_no_multiple_of_the_pipeline() -> No
         estimate(pp=4, vpp=2, pp_schedule="interleaved_zb", micro_batch_group_size=4)
     with pytest.raises(ArgumentError, match="groups of pp micro-batches, but micro_batch_group_size is 5"):
         estimate("llama-3-8b", pp=4, vpp=2, micro_batch_group_size=5, global_batch_size=80, framework="torchtitan")
+
+
+def test_the_search_takes_the_smallest_group_where_the_pipeline_leaves_a_rest() -> None:
+    asked = {"global_batch_size": 20, "seq_length": 8192, "top": 1, "exclude": ["cuda_graph_impl"]}
+    fix: dict[str, Any] = {"tp": 4, "pp": 8, "dp": 1, "micro_batch_size": 1, "recompute": "full"}
+    found = hpgo.plan_llm("llama-3-70b", H100, **asked, fix=fix | {"vpp": 5}).fastest
+    assert found.parallelism.micro_batch_group_size == 10
+    for size in (11, 12, 20):
+        other = hpgo.plan_llm("llama-3-70b", H100, **asked, fix=fix | {"vpp": 5, "micro_batch_group_size": size})
+        assert found.step_s <= other.fastest.step_s
+        assert found.fullest.peak_bytes < other.fastest.fullest.peak_bytes
+    whole = hpgo.plan_llm("llama-3-70b", H100, **asked | {"global_batch_size": 24}, fix=fix | {"vpp": 5})
+    assert whole.fastest.parallelism.micro_batch_group_size is None
+    asked["exclude"] = ["cuda_graph_impl", "micro_batch_group_size"]
+    assert hpgo.plan_llm("llama-3-70b", H100, **asked, fix=fix).fastest.parallelism.vpp == 1
 
 
 # --- Offloaded modules ------------------------------------------------------------------------------------------------

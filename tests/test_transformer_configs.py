@@ -684,3 +684,49 @@ def test_positions_that_are_scaled_reach_the_longest_sequence() -> None:
 )
 def test_values_that_a_formula_can_not_use_are_named_without_the_formula(held, says) -> None:
     assert refusal_of(held).message == f"text: {says}"
+
+
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        ({"image_size": [224]}, "`image_size` must be a whole number from 1, or a list of height and width"),
+        ({"patch_size": [16, 0]}, "`patch_size` must be a whole number from 1, or a list of height and width"),
+        ({"image_size": True}, "`image_size` must be a whole number from 1, or a list of height and width, got true"),
+        ({"image_size": None}, "`image_size` is missing"),
+    ],
+)
+def test_sides_of_images_are_one_number_or_height_and_width(held, says) -> None:
+    assert says in refusal_of({"model_type": "vit"} | held).message
+    wide = of_document({"model_type": "vit", "image_size": [224, 448], "patch_size": [16, 32]})
+    assert wide.longest == of_document({"model_type": "vit"}).longest == 197
+
+
+def test_a_null_share_of_rotated_dimensions_is_all_of_them_where_the_class_rotates_all() -> None:
+    whole = of_document({"model_type": "llama", "partial_rotary_factor": None})
+    assert whole == of_document({"model_type": "llama"})
+    assert "must be a number" in refusal_of({"model_type": "gpt_neox", "rotary_pct": None}).message
+    assert "`bias` must be true or false" in refusal_of({"model_type": "falcon", "bias": None}).message
+
+
+PYTHON = ("NoneType", "unsupported", "not supported", "object", "indices", "argument", "iterable", "<class", "operand")
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-4b-it", "jamba", "qwen3-next-80b-a3b", "vit"])
+def test_nulls_lists_and_mappings_are_read_or_refused_in_words_of_the_file(reference, name) -> None:
+    """Each key of a public configuration, and of its parts, as something that it is not."""
+    file = reference / "configs" / f"{name}.json"
+    held = json.loads(file.read_text()) if file.exists() else {"model_type": name, "image_size": 32, "patch_size": 8}
+    # An unknown type of the whole model would make transformers be imported.
+    places = [(held, key) for key in held if key != "model_type"] + [
+        (part, key) for part in held.values() if isinstance(part, dict) for key in part
+    ]
+    for part, key in places:
+        kept = part[key]
+        for value in (None, [kept, kept], [], {"a": 1}, "x"):
+            part[key] = value
+            try:
+                of_document(held)
+            except hpgo.errors.ProfileError as error:
+                said = f"{error.message} {error.hint}"
+                assert not [word for word in PYTHON if word in said.replace(str(kept), "")], (key, value, said)
+        part[key] = kept

@@ -18,6 +18,7 @@ import click
 
 from hpgo.base.messages import similar
 from hpgo.cli.command import LazyGroup
+from hpgo.cli.framework_options import own_option, own_value
 from hpgo.cli.terminal import say
 from hpgo.errors import HpgoError
 
@@ -154,6 +155,8 @@ def _nearest_choice(error: click.ClickException) -> str:
     """Return a hint with the choice that is most similar to the given value; empty if none is."""
     kind = getattr(getattr(error, "param", None), "type", None)
     given = re.match("'(.*)' is not one of ", error.message)
+    if given and (named := next(filter(None, (own_value(name, given[1]) for name in error.param.opts)), "")):
+        return f"use `{named}`"
     return similar(given[1], map(str, kind.choices)) if given and isinstance(kind, click.Choice) else ""
 
 
@@ -166,6 +169,8 @@ def _nearest_option(error: click.ClickException) -> str:
     former = (_FORMER_OPTIONS.get(key, "") for key in (error.option_name, f"{error.ctx.info_name} {error.option_name}"))
     if current := next((name for name in former if name in options or name.startswith("hpgo ")), ""):
         return f"did you mean `{current}`?"
+    if own := own_option(error.option_name, options):
+        return f"use `{own}`"
     return similar(error.option_name, begun or options, minimum=0.0 if begun else _MIN_SIMILARITY)
 
 

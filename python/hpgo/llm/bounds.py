@@ -55,6 +55,8 @@ class GroupBounds:
     """Seconds of a transfer between pipeline ranks."""
     contexts: Callable[[], list[LayerContext]]
     """Function that returns a context for each ZeRO stage. It is called late, since most groups are dropped by time."""
+    group_size: int | None = None
+    """Micro-batches that pass through a virtual stage before the turn of the next one; None means pp."""
 
     @cached_property
     def _passes(self) -> tuple[StagePasses, StagePasses]:
@@ -79,7 +81,9 @@ class GroupBounds:
     @cached_property
     def _ranks_bytes(self) -> Array:
         """Lower bounds on memory, by ZeRO stage, recomputation of all layers, split and rank."""
-        held = [self.splits.rank_layers(self.micro_batches, recomputed=again) for again in (False, True)]
+        held = [
+            self.splits.rank_layers(self.micro_batches, self.group_size, recomputed=again) for again in (False, True)
+        ]
         # Only `STATE` depends on the ZeRO stage and only `MOVING` on recomputation, so each is computed once and added.
         moving = [sum(stage_memory(self.costs.context, one, MOVING).values()) for one in held]
         states = [self.splits.state_bytes(context, held[0]) for context in self.contexts()]
@@ -114,7 +118,8 @@ class GroupBounds:
         # One more recomputed layer in each stage spares a rank at most this many bytes, ...
         spared = [context.once(SAVED[False], kind) - context.once(SAVED[True], kind) for kind in kinds]
         each = (
-            np.where(has, np.reshape(spared, (-1, 1, 1)), 0.0).max(axis=0) * splits.in_flight(self.micro_batches)[0][at]
+            np.where(has, np.reshape(spared, (-1, 1, 1)), 0.0).max(axis=0)
+            * splits.in_flight(self.micro_batches, self.group_size)[0][at]
         )
         again_bytes = has.any(axis=0) * min(context.once(UNCAST, kind) for kind in kinds)
         short = self._ranks_bytes[zero, 0, at] + again_bytes - limit_bytes

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpgo.llm.layer_context import LayerContext
     from hpgo.llm.layer_split import LayerSplits
 
-Mesh = tuple[int, int, int, int, float]
+Mesh = tuple[int, int, int, int, int, float]
 
 
 def mesh_of(config: ParallelismConfig) -> Mesh:
@@ -38,7 +38,7 @@ def mesh_of(config: ParallelismConfig) -> Mesh:
     >>> mesh_of(one) == mesh_of(other)
     True
     """
-    return config.tp, config.ep, config.pp, config.dp_cp_size, config.micro_batch_size / config.cp
+    return config.tp, config.ep, config.etp, config.pp, config.dp_cp_size, config.micro_batch_size / config.cp
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class ConfigGroup:
     """Whether some layers of each stage may be recomputed."""
     dp_replicate: int = 1
     """Groups of replicas that each hold all shards."""
+    group_size: int | None = None
+    """Micro-batches that pass through a virtual stage before the turn of the next one; None means pp."""
     cpu_s: float = 0.0
     """Lower bound on the seconds in which CPUs update weights."""
     order: tuple[int, ...] = ()
@@ -94,7 +96,7 @@ class ConfigGroup:
     def mesh(self) -> Mesh:
         """Mesh of all configurations of the group."""
         config = self.costs.context.config
-        return config.tp, config.ep, self.pp, config.cp * self.dp, config.micro_batch_size / config.cp
+        return config.tp, config.ep, config.etp, self.pp, config.cp * self.dp, config.micro_batch_size / config.cp
 
     @cached_property
     def plainest(self) -> ParallelismConfig:
@@ -151,6 +153,7 @@ class ConfigGroup:
             self._configs[vpp, zero_stage] = changed(
                 self.costs.context.config, pp=self.pp, vpp=vpp, pp_schedule=self.splits.schedule, dp=self.dp,
                 zero_stage=zero_stage, dp_replicate=self.dp_replicate,
+                micro_batch_group_size=self.group_size if vpp > 1 else None,
             )  # fmt: skip
         return self._configs[vpp, zero_stage]
 
@@ -162,7 +165,7 @@ class ConfigGroup:
     def _bounds(self) -> GroupBounds:
         # The context holds a shape, whose dp is 1, but the distance between pipeline ranks depends on the real dp.
         edge_s = sum(transfer(self._context(self.costs.context.config), dp=self.dp)) if self.pp > 1 else 0.0
-        return GroupBounds(self.costs, self.splits, self.micro_batches, edge_s, self._contexts)
+        return GroupBounds(self.costs, self.splits, self.micro_batches, edge_s, self._contexts, self.group_size)
 
     def _contexts(self) -> list[LayerContext]:
         """Return a context for each ZeRO stage, with the first layer split."""

@@ -84,6 +84,11 @@ if TYPE_CHECKING:
 _BUBBLE = "bubble"
 _ROUNDING = 1e-12
 """Share of a step time below which a bubble is a rounding error and is not reported."""
+_JOINED = {
+    "q_proj": "linear_qkv", "k_proj": "linear_qkv", "v_proj": "linear_qkv", "o_proj": "linear_proj",
+    "gate_proj": "linear_fc1", "up_proj": "linear_fc1", "down_proj": "linear_fc2",
+}  # fmt: skip
+"""The GEMM with each matrix of models of transformers, by which PEFT names adapted modules."""
 FLAGS = (
     "flash_attention", "fused_elementwise", "overlap_dp_comm", "fused_cross_entropy", "fused_adam", "flatten_gradients",
     "dtensor", "grad_reduce_in_bf16", "adam_moments_in_bf16", "overlap_ep_comm", "delay_wgrad_compute",
@@ -429,7 +434,7 @@ def estimate_llm(
         ),
         "lora_rank": check_int("lora_rank", lora_rank, minimum=0),
         "lora_target_modules": tuple(
-            choice("adapted module", one, get_args(LoraModule))
+            _adapted(one)
             for one in check_list("lora_target_modules", lora_target_modules)
         ),
         "base_weights_dtype": choice("base_weights_dtype", base_weights_dtype, get_args(BaseWeightsDtype)),
@@ -494,6 +499,17 @@ def estimate_llm(
         raise with_accepted(error, model, base, degrees, gpus=cluster.devices, max_gpus=max_gpus, **batch) from None
 
 
+def _adapted(name: object) -> LoraModule:
+    """Return the name of a GEMM with adapters. Raise ArgumentError with the GEMM that has a matrix named by PEFT."""
+    if isinstance(name, str) and name in _JOINED:
+        raise ArgumentError(
+            f"there is no adapted module `{name}`, because matrices that read the same input are one GEMM",
+            f"use {_JOINED[name]}",
+            code="unknown_name",
+        )
+    return choice("adapted module", name, get_args(LoraModule))
+
+
 def _run_by(
     framework: str, config: ParallelismConfig, model: Transformer, *,
     gpus: int, global_batch_size: int, seq_length: int, is_zero_open: bool,
@@ -520,9 +536,12 @@ def _run_by(
     is_own = row.name == "torchtitan" and found.recompute == "selective_op"
     checked = replace(found, recompute="none") if is_own else found
     if why := rules.broken(checked, micro_batches=micro_batches, model=model):
+        from hpgo.llm.suggestions import way_out
+
+        hint = way_out(why, rules, checked, model, global_batch_size=global_batch_size, seq_length=seq_length)
         raise ArgumentError(
             f"{row.title} {why}",
-            "change the configuration, or estimate it without a framework",
+            hint or "change the configuration, or estimate it without a framework",
             code="unsupported",
         )
     return replace(found, dp=config.dp)

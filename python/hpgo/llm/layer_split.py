@@ -143,26 +143,30 @@ class LayerSplits:
         return _kinds_first(self._stages[:, 0])
 
     @cached_property
-    def _known(self) -> dict[tuple[int, ...], tuple[Array, Array]]:
+    def _known(self) -> dict[tuple[int, int | None], tuple[Array, Array]]:
         return {}
 
-    def in_flight(self, micro_batches: int) -> tuple[Array, Array]:
-        """Return the micro-batches in flight when a rank has the most: summed over its stages, and over its layers."""
+    def in_flight(self, micro_batches: int, group_size: int | None = None) -> tuple[Array, Array]:
+        """Return the micro-batches in flight when a rank has the most: summed over its stages, and over its layers.
+
+        `group_size` micro-batches pass through a virtual stage before the turn of the next one; None means pp.
+        """
         # More are never in flight. The cap lets all larger batches share one entry of the cache.
-        micro_batches = min(micro_batches, 2 * self.pp)
-        if (micro_batches,) not in self._known:
+        micro_batches = min(micro_batches, 2 * (group_size or self.pp))
+        key = micro_batches, group_size
+        if key not in self._known:
             found = np.zeros(self._stages.shape[:3])
             for at, one in enumerate(self.found):
-                found[at, : one.vpp] = _in_flight(self.schedule, self.pp, one.vpp, micro_batches)
-            self._known[micro_batches,] = (
+                found[at, : one.vpp] = _in_flight(self.schedule, self.pp, one.vpp, group_size, micro_batches)
+            self._known[key] = (
                 found.sum(axis=1),
                 _kinds_first((self._stages * found[..., None]).sum(axis=1)),
             )
-        return self._known[micro_batches,]
+        return self._known[key]
 
-    def rank_layers(self, micro_batches: int, *, recomputed: bool) -> PipelineRankLayers:
+    def rank_layers(self, micro_batches: int, group_size: int | None = None, *, recomputed: bool) -> PipelineRankLayers:
         """Return the layers of all GPUs, by split and rank, with all layers recomputed or none."""
-        flying = self.in_flight(micro_batches)[1]
+        flying = self.in_flight(micro_batches, group_size)[1]
         layers, in_flight = (
             dict(zip(((kind, recomputed) for kind in self.different), counts, strict=False))
             for counts in (self.layers, flying)
@@ -204,7 +208,7 @@ def _degrees(context: LayerContext) -> tuple[float, ...]:
     """Return what the bytes of parameters, gradients and optimizer state depend on, of all that a search varies."""
     config = context.config
     return (
-        config.tp, config.cp, config.dp, config.ep, config.zero_stage, config.dp_replicate,
+        config.tp, config.cp, config.dp, config.ep, config.etp, config.zero_stage, config.dp_replicate,
         config.optimizer_offload_fraction, config.offload_params,
     )  # fmt: skip
 
@@ -215,9 +219,9 @@ def _kinds_first(counts: Array) -> Array:
 
 
 @lru_cache(maxsize=4096)
-def _in_flight(schedule: PipelineSchedule, pp: int, vpp: int, micro_batches: int) -> Array:
+def _in_flight(schedule: PipelineSchedule, pp: int, vpp: int, group_size: int | None, micro_batches: int) -> Array:
     """Return the micro-batches in flight, by virtual stage of a rank, and rank."""
-    config = ParallelismConfig(pp=pp, vpp=vpp, pp_schedule=schedule)
+    config = ParallelismConfig(pp=pp, vpp=vpp, pp_schedule=schedule, micro_batch_group_size=group_size)
     return np.array([in_flight(config, rank, micro_batches) for rank in range(pp)], dtype=float).T
 
 

@@ -477,6 +477,8 @@ LAUNCH = "launch_overhead"
 """Key of the seconds by which the CPU's kernel launches of a layer take longer than its GPU's work."""
 BY_EP = frozenset(("experts", "ep_all_to_all", "param_all_gather", "grad_accumulation"))
 """Keys of the terms of layers with experts that depend on expert parallelism."""
+BY_ETP = BY_EP | {"router", "adapters"}
+"""Keys of the terms of layers with experts that depend on expert tensor parallelism."""
 
 
 def layer_passes(context: LayerContext, known: Mapping[str, PassTime] = _NONE) -> dict[str, PassTime]:

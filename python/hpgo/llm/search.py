@@ -189,8 +189,8 @@ def plan_llm(
         devices: number of GPUs to use, the first of the cluster; None means all, or fewer where these are faster.
         framework: `megatron`, `torchtitan` or `deepspeed`, perhaps with a version: `megatron@0.16`.
         fix: values that all configurations must have: `{"tp": 4, "zero_stage": 1}`; also `cp`, `ep`, `pp`, `vpp`,
-            `pp_schedule`, `dp`, `dp_replicate`, `micro_batch_size`, `recompute` and `cuda_graph_impl`; or settings that
-            the search does not vary, such as `recompute_modules` (docs/llm.md).
+            `pp_schedule`, `dp`, `dp_replicate`, `micro_batch_size`, `etp`, `micro_batch_group_size`, `recompute` and
+            `cuda_graph_impl`; or settings that the search does not vary, such as `recompute_modules` (docs/llm.md).
         exclude: features to leave out: `["cp"]`, or single values: `["zero_stage=0", "micro_batch_size=1"]`.
         reserved_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
         stack: software stack, by its name or its file; None means the one that `framework` implies on the device.
@@ -210,7 +210,10 @@ def plan_llm(
     - 1F1B, and schedules with split backward passes if the framework runs them;
     - for multi-token prediction with Megatron-LM, layouts with it on the last stage or the one before
       (`hpgo.llm.layer_split.further_layouts`);
-    - expert parallelism by every divisor of the experts and of the GPUs of a stage;
+    - expert parallelism by every divisor of the experts and of the GPUs of a stage; if the framework supports it, also
+      expert tensor parallelism inside a node, where expert parallelism can't be higher;
+    - groups of pp micro-batches for interleaving; if the framework supports it, the smallest larger ones where pp
+      leaves a rest;
     - every micro-batch size that divides the batch, and all ZeRO stages of the framework;
     - no recomputation, recomputation of all layers, or, if the framework supports it, of the fewest layers per stage
       that fit;

@@ -55,7 +55,7 @@ _SETTINGS: dict[str, Value | None] = {
     "optimizer_offload_fraction": 0.0, "offload_params": False, "packed_length": None,
 }  # fmt: skip
 """Further arguments of `hpgo.estimate_llm` that may be fixed for all configurations, with their defaults. Of them, the
-search varies CUDA graphs only, and modules to recompute if `recompute` is fixed to `selective`."""
+search varies CUDA graphs, modules to recompute, `overlap_ep_comm`, `etp` and `micro_batch_group_size`."""
 NAMES = (*_ALONE, _SIZE, _GROUPS, *_SETTINGS)
 _OPTIONAL = {"cp", "ep", "vpp"}
 """Degrees for which `FrameworkSupport` has a field of the same name: whether the degree may be above 1."""

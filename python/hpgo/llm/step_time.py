@@ -137,7 +137,10 @@ class LayerCosts:
 
     @cached_property
     def least_s(self) -> float:
-        """Lower bound on `model_s` of all shapes that differ from this one in `ep` and in CUDA graphs only."""
+        """Lower bound on `model_s` of all shapes with other `ep`, `etp` and CUDA graphs.
+
+        Terms that only grow with `etp` are counted as they are here.
+        """
         found_s = self.head.total_s + self.embedding.total_s
         for kind, count in self.counts.items():
             one = self.layer[kind, False]

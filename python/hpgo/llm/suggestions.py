@@ -6,6 +6,7 @@ to the next.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -13,17 +14,28 @@ from typing import TYPE_CHECKING
 from hpgo.base.divisors import divisors
 from hpgo.base.messages import join_words
 from hpgo.errors import ArgumentError
-from hpgo.llm.parallelism import DEGREES, MAX_ZERO, DegreeError, check_batch, check_degrees, data_degree
+from hpgo.llm.frameworks import frameworks_for
+from hpgo.llm.parallelism import (
+    DEGREES,
+    MAX_ZERO,
+    DegreeError,
+    ParallelismConfig,
+    check_batch,
+    check_degrees,
+    data_degree,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
 
-    from hpgo.llm.parallelism import ParallelismConfig
+    from hpgo.llm.frameworks import FrameworkSupport
     from hpgo.llm.search_space import SearchSpace
     from hpgo.model.transformer import Transformer
 
 _MAX_GPU_COUNTS = 1024
 """Maximum number of GPU counts to try. Not tuned."""
+_KEPT = {"tp", "cp", "ep", "pp", "dp", "sequence_parallel", "flatten_gradients", "whole_embedding", "dtensor"}
+"""Fields that stay as they are if a setting is left out: degrees, and what the framework itself decides."""
 _NEAR = 8
 """Number of values of each of two degrees that are tried together. Doubling it takes four times as long. Not tuned."""
 
@@ -198,6 +210,30 @@ def _pairs(
                 a, b = min(fits, key=lambda pair: (abs(pair[0] - now[one]), abs(pair[1] - now[other])))
                 return [f"use `{one}={a}` and `{other}={b}`"]
     return []
+
+
+def way_out(
+    why: str, rules: FrameworkSupport, config: ParallelismConfig, model: Transformer, *,
+    global_batch_size: int, seq_length: int,
+) -> str:  # fmt: skip
+    """Return a hint for a configuration that a framework does not run: a setting to leave out, or another framework.
+
+    Each part of the hint was tried. Degrees that change the number of GPUs are kept, and settings that the reason `why`
+    names come first.
+    """
+    found, plain = [], ParallelismConfig()
+    for name, value in sorted(vars(plain).items(), key=lambda one: one[0] not in why):
+        if name in _KEPT or getattr(config, name) == value:
+            continue
+        with suppress(ArgumentError):
+            changed = rules.as_run(replace(config, **{name: value}))
+            check_batch(changed, global_batch_size)
+            count = changed.micro_batches(global_batch_size)
+            if rules.broken(changed, micro_batches=count, model=model) is None:
+                found.append(f"leave {name} out")
+                break
+    others = frameworks_for(model, config, zero_stage=None, seq_length=seq_length)
+    return ", or ".join([*found, *([f"use {others}"] if others else [])])
 
 
 def _several(

@@ -23,10 +23,14 @@ _MAX_ITEMS = 100_000
 """Maximum length of a list. A configuration may state billions of layers, and each would be an item."""
 
 
+class _LimitError(ValueError):
+    """A value is beyond a limit of formulas, with the reason in words."""
+
+
 def _range(*limits: int) -> range:
     numbers = range(*limits)
     if len(numbers) > _MAX_ITEMS:
-        raise ValueError(f"a range has {len(numbers)} numbers")
+        raise _LimitError(f"a range has {len(numbers)} numbers")
     return numbers
 
 
@@ -43,7 +47,7 @@ def _multiply(left: Any, right: Any) -> Any:
 def _power(base: Any, exponent: Any) -> Any:
     # A stated size as an exponent would take memory without limit.
     if abs(exponent) > 8:
-        raise ValueError("an exponent is above 8")
+        raise _LimitError("an exponent is above 8")
     return base**exponent
 
 
@@ -129,7 +133,7 @@ class Formula:
             raise FormulaError(f"{words} has {safe_repr(failure.args[0])}, which is none of {known}", names)
         if isinstance(failure, IndexError):
             raise FormulaError(f"{words} has too few entries", names)
-        raise FormulaError(f"{words} can't be used: {failure}", names)
+        raise FormulaError(_reason(failure, {name: lookup(name) for name in names}, words), names)
 
     def _refuse(self, what: str) -> ArgumentError:
         return ArgumentError(f"the formula `{self.text}` {what}", f"use one of {', '.join(FUNCTIONS)}")
@@ -170,6 +174,20 @@ class Formula:
             case _:
                 raise self._refuse("has a part that formulas do not have")
         return [name for part in parts for name in self._free(part, bound)]
+
+
+def _reason(failure: Exception, values: Mapping[str, Any], words: str) -> str:
+    """Return why a part of a formula has no value, given the values of its names and these names in words."""
+    if isinstance(failure, TypeError) and values:
+        # Python's own words name types of the program, not what the file should have.
+        strange = {name: value for name, value in values.items() if not isinstance(value, (int, float))}
+        needed = "a number" if strange else "a list"
+        name, value = next(iter((strange or values).items()))
+        return f"`{name}` is {safe_repr(value)}, but {needed} is needed"
+    if isinstance(failure, ZeroDivisionError):
+        return f"{words} can't be used: a number would be divided by 0"
+    reason = str(failure) if isinstance(failure, _LimitError) else "their values are out of range"
+    return f"{words or 'a formula'} can't be used: {reason}"
 
 
 @cache

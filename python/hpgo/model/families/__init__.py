@@ -23,7 +23,7 @@ _PARTS = (
     "tower", "projector",
 )  # fmt: skip
 """Parts of a file that are mappings. A family has the rows of its base, too, unless it has its own under the key."""
-_LISTS = ("from_one", "ignored", "must_hold", "classes")
+_LISTS = ("from_one", "pairs", "ignored", "must_hold", "classes")
 """Parts of a file that are lists. A family has the items of its base, too."""
 
 
@@ -80,6 +80,8 @@ class Family:
     """Endings of further model classes with the same parameters as the causal language model."""
     from_one: tuple[str, ...] = ()
     """Keys that must be at least 1."""
+    pairs: tuple[str, ...] = ()
+    """Keys with a number for both sides of an image, or a list of height and width. Formulas get the list."""
     ignored: tuple[str, ...] = ()
     """Keys that change nothing in training."""
 

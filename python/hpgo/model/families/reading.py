@@ -67,7 +67,18 @@ class _Values:
             self._found[name] = value
         return self._found[name]
 
+    def _pair(self, key: str) -> list[int]:
+        """Return the height and the width in a key that has one number for both, or a list."""
+        value = self._top.get(key)
+        sides = value if isinstance(value, list) else [value] * _SEVERAL
+        whole = all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides)
+        if not whole or len(sides) != _SEVERAL:
+            self._top.wrong(key, "a whole number from 1, or a list of height and width", value)
+        return sides
+
     def _checked(self, key: str) -> Any:
+        if key in self._family.pairs:
+            return self._pair(key)
         default = self._row["defaults"].get(key, self._family.extra.get(key))
         kind = self._row["kinds"].get(key) or type(default).__name__
         if kind == "int":
@@ -96,7 +107,8 @@ class _Values:
             return {inner: self.field(inner, one) for inner, one in text.items()}
         value = self.of(text)
         if value is None and name not in _NULLABLE:
-            key = self.key_of(text)
+            if key := self.key_of(text):
+                self._checked(key)  # refuses a null of most types
             self._top.whole(key, minimum=1 if key in self._from_one else 0)
         return tuple(value) if isinstance(value, list) else value
 

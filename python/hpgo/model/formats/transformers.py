@@ -81,6 +81,7 @@ _CAUSAL_ENDS = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead")
 _ENCODERS = {"clip", "siglip"}
 """Types that compare an image with a text, by two encoders that run beside each other."""
 _LABELS = "num_labels"
+_FRACTION = "partial_rotary_factor"
 _TOKEN_IDS = ("_token_id", "_token_ids", "_token_index")
 
 
@@ -260,6 +261,9 @@ def _keys(whole_file: Section, given: dict[str, Any], model: _Type) -> tuple[Sec
     # transformers counts the labels in their list.
     if _LABELS in model.family.extra and isinstance(labels := given.get("id2label"), dict):
         stated[_LABELS] = len(labels)
+    # transformers takes a null for a missing key here, and rotates all dimensions.
+    if stated.get(_FRACTION, 0) is None and model.defaults.get(_FRACTION) == 1:
+        del stated[_FRACTION]
     # A null that the class accepts has a meaning, so it is kept apart from a missing key.
     return Section(model.defaults | stated, whole_file.where, ProfileError, source=MISSING_KEY_HINT), stated
 
@@ -284,7 +288,7 @@ def _combined(
             continue  # a model that may do without a tower
         parts[key] = Section(part, f"{whole_file.where}, {key}", ProfileError)
         # Older files give the type of the whole model to its parts.
-        own = part.get("model_type") in {None, whole.kind}
+        own = part.get("model_type") in (None, whole.kind)  # a list has no hash for a set
         parts[key] = Section(part | ({"model_type": kind} if own else {}), parts[key].where, ProfileError)
     text = _type_of(parts["text_config"], texts)
     inner = {key: parts["text_config"].get(key) for key in parts["text_config"]}
