@@ -723,6 +723,8 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
             pass
 
     runtime.write_weights(held, {"a": zeros})
+    stepped = {"state": {"a": {"step": zeros}}, "param_groups": [{"lr": 0.1, "params": ["a"]}]}
+    runtime.write_dcp("held-dcp", {"a": zeros}, optimizer_state=stepped)
     rank_options = {
         "seed": 0, "dtype": None, "autocast": None, "device": "cpu", "timeout_s": 9.0, "silence_s": 5.0,
         "grace_s": 30.0, "find_nan": False, "shared_memory": True,
@@ -730,7 +732,8 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
     return {
         "WeightFiles": (opened, {"path": held}),
         "read_weights": (runtime.read_weights, {"path": held}),
-        "write_dcp": (runtime.write_dcp, {"folder": "dcp", "weights": {"a": zeros}}),
+        "read_optimizer_state": (runtime.read_optimizer_state, {"path": "held-dcp"}),
+        "write_dcp": (runtime.write_dcp, {"folder": "dcp", "weights": {"a": zeros}, "optimizer_state": stepped}),
         "write_weights": (runtime.write_weights,
                           {"path": "written.safetensors", "weights": {"a": zeros}, "config": None,
                            "max_shard_bytes": 1 << 20}),

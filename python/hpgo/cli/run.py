@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from hpgo.runtime.runnable import Runnable
 
 _SECTIONS = {
-    "Model and data": "workload weights data optimizer lr_schedule clip_norm seed dtype autocast steps after_step",
+    "Model and data": "workload weights data optimizer optimizer_state lr_schedule clip_norm seed dtype autocast steps"
+    " after_step",
     "Validation": "validation_data validate_every metrics",
     "Processes": "device backend shared_memory timeout_s heartbeat_timeout_s grace_s elastic",
     "Checkpoints": "checkpoint every keep resume",
@@ -76,6 +77,12 @@ class RunOptions(ModelOptions):
         type=FILE,
         metavar="FILE|FOLDER",
         help="Initial weights under the model's names: safetensors, a Hugging Face folder, or a checkpoint.",
+    )
+    optimizer_state: str | None = option(
+        "--optimizer-state",
+        type=FOLDER,
+        metavar="FOLDER",
+        help="Initial optimizer state: a folder of `torch.distributed.checkpoint`, or a checkpoint.",
     )
     backend: str = option(
         "--backend",
@@ -211,6 +218,7 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
         lr_schedule=schedule_of(options.lr_schedule, options.steps),
         clip_norm=options.clip_norm,
         weights=options.weights,
+        optimizer_state=options.optimizer_state,
         backend=options.backend,  # type: ignore[arg-type]  # one of its choices
         tell=warn,
         **options.of_pipeline(),
