@@ -257,10 +257,13 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "exhaustive": (
                 hpgo.exhaustive, {"profile": PROFILE, "cluster": CLUSTER, "global_batch_size": 4, **PLANNED},
             ),
+            "KvCache": (hpgo.KvCache, {"transformer": TRANSFORMER, "context_length": 64, "sequences": 2,
+                                       "dtype": "bfloat16"}),
+            "KvCache.block_bytes": (hpgo.KvCache(transformer=TRANSFORMER, context_length=64).block_bytes, {}),
             "partition": (
                 hpgo.partition,
                 {"profile": PROFILE, "cluster": CLUSTER, "framework": None, "batch_size": 1,
-                 "include_data_loading": False, "dtype": "torch.float32", **CHAINED},
+                 "include_data_loading": False, "dtype": "torch.float32", "kv_cache": None, **CHAINED},
             ),
             "partition_files": (
                 hpgo.partition_files,
@@ -433,6 +436,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "HpgoError.reworded": (of.reworded, {"message": "none", "hint": "try"}),
             "ChainPlan.utilization": (CHAIN.utilization, {"stage": CHAIN.stages[0]}),
             "ChainPlan.slack_s": (CHAIN.slack_s, {"part": CHAIN.hops[0]}),
+            "ChainPlan.max_sequences": (CHAIN.max_sequences, {"stage": CHAIN.stages[0]}),
             "ChainPlan.pipeedge": (CHAIN.pipeedge, {}),
             "ChainPlan.program": (CHAIN.program, {"batches": 2}),
             "ChainPlan.to_json": (CHAIN.to_json, {}),
