@@ -257,10 +257,13 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "exhaustive": (
                 hpgo.exhaustive, {"profile": PROFILE, "cluster": CLUSTER, "global_batch_size": 4, **PLANNED},
             ),
+            "KvCache": (hpgo.KvCache, {"transformer": TRANSFORMER, "context_length": 64, "sequences": 2,
+                                       "dtype": "bfloat16"}),
+            "KvCache.block_bytes": (hpgo.KvCache(transformer=TRANSFORMER, context_length=64).block_bytes, {}),
             "partition": (
                 hpgo.partition,
                 {"profile": PROFILE, "cluster": CLUSTER, "framework": None, "batch_size": 1,
-                 "include_data_loading": False, "dtype": "torch.float32", **CHAINED},
+                 "include_data_loading": False, "dtype": "torch.float32", "kv_cache": None, **CHAINED},
             ),
             "partition_files": (
                 hpgo.partition_files,
@@ -433,6 +436,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "HpgoError.reworded": (of.reworded, {"message": "none", "hint": "try"}),
             "ChainPlan.utilization": (CHAIN.utilization, {"stage": CHAIN.stages[0]}),
             "ChainPlan.slack_s": (CHAIN.slack_s, {"part": CHAIN.hops[0]}),
+            "ChainPlan.max_sequences": (CHAIN.max_sequences, {"stage": CHAIN.stages[0]}),
             "ChainPlan.pipeedge": (CHAIN.pipeedge, {}),
             "ChainPlan.program": (CHAIN.program, {"batches": 2}),
             "ChainPlan.to_json": (CHAIN.to_json, {}),
@@ -723,6 +727,8 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
             pass
 
     runtime.write_weights(held, {"a": zeros})
+    stepped = {"state": {"a": {"step": zeros}}, "param_groups": [{"lr": 0.1, "params": ["a"]}]}
+    runtime.write_dcp("held-dcp", {"a": zeros}, optimizer_state=stepped)
     rank_options = {
         "seed": 0, "dtype": None, "autocast": None, "device": "cpu", "timeout_s": 9.0, "silence_s": 5.0,
         "grace_s": 30.0, "find_nan": False, "shared_memory": True,
@@ -730,7 +736,8 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
     return {
         "WeightFiles": (opened, {"path": held}),
         "read_weights": (runtime.read_weights, {"path": held}),
-        "write_dcp": (runtime.write_dcp, {"folder": "dcp", "weights": {"a": zeros}}),
+        "read_optimizer_state": (runtime.read_optimizer_state, {"path": "held-dcp"}),
+        "write_dcp": (runtime.write_dcp, {"folder": "dcp", "weights": {"a": zeros}, "optimizer_state": stepped}),
         "write_weights": (runtime.write_weights,
                           {"path": "written.safetensors", "weights": {"a": zeros}, "config": None,
                            "max_shard_bytes": 1 << 20}),

@@ -286,18 +286,14 @@ def test_any_flipped_bit_of_an_index_is_found(tmp_path: Path) -> None:
     train(2, folder=tmp_path)
     file = tmp_path / "step-2/checkpoint.json"
     whole = file.read_bytes()
-    facts = read_checkpoint(file.parent).facts
     chance = random.Random(0)
     for _ in range(effort.examples(600)):
         at, damaged = chance.randrange(len(whole)), bytearray(whole)
         damaged[at] ^= 1 << chance.randrange(8)
         file.write_bytes(damaged)
-        # White space between fields may turn into other white space.
-        if damaged[at : at + 1].isspace() and whole[at : at + 1].isspace():
-            assert read_checkpoint(file.parent).facts == facts
-        else:
-            with refused(hpgo.errors.RunError, "damaged_file", file.parent):
-                read_checkpoint(file.parent)
+        # No flipped bit turns white space of JSON into other white space.
+        with refused(hpgo.errors.RunError, "damaged_file", file.parent):
+            read_checkpoint(file.parent)
 
 
 @pytest.mark.parametrize(

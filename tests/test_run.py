@@ -367,6 +367,16 @@ def test_a_run_goes_through_its_data_epoch_after_epoch_and_goes_on_where_it_stoo
     saves = ("--checkpoint", "epochs", "--resume")
     assert losses("three-one", "--steps", "3", *saves) == pytest.approx(whole[:3], rel=1e-10)
     assert losses("one", "--steps", "5", *saves) == pytest.approx(whole[3:], rel=1e-10)
+    # The third step of an epoch has the last 4 samples, and weights stay. So the mean loss is that of all 60 samples.
+    words = ("--no-drop-last", "--validation-data", "mine:data", "--steps", "3", "--data", "mine:data", "--json")
+    code, out, err = ended(runs, "three-one.json", *WORKLOAD, *words, "--dtype", "float64", "--optimizer", "sgd:lr=0")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["losses"][:2] == pytest.approx(whole[:2], rel=1e-10)
+    mean = sum(count * loss for count, loss in zip((28, 28, 4), found["losses"], strict=True)) / 60
+    assert mean == pytest.approx(found["validation"][0]["loss"], rel=1e-10)
+    result = CliRunner().invoke(group, ["run", "one.json", *WORKLOAD, "--no-drop-last"])
+    assert (result.exit_code, "needs `--data" in result.stderr) == (2, True)
 
 
 def test_data_that_is_none_is_told_once(runs: Runs) -> None:

@@ -116,6 +116,11 @@ def test_tensorboard_gets_each_value_once(tmp_path: Path, monkeypatch: pytest.Mo
         log.step(5, 2.5, 0.5, 0.1)
         log.validation({"step": 5, "loss": 2.25, "accuracy": 0.5})
         log.finish((10.0, 20.0))
+        log.step(6, 2.5, 0.5, 0.1, batch_fraction=0.25)
+    assert added.pop(-2) == ("train/mfu", 0.0005, 6)
+    assert added.pop(-2) == ("train/tokens_per_s", 64.0, 6)
+    assert added.pop(-2) == ("train/samples_per_s", 4.0, 6)
+    del added[-4:-1]
     assert added == [
         ("train/loss", 2.5, 5),
         ("train/learning_rate", 0.1, 5),

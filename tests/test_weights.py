@@ -11,12 +11,21 @@ import hpgo
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
-import weight_models  # noqa: E402 -- it needs torch
+import runtime_models  # noqa: E402 -- it needs torch
+import weight_models  # noqa: E402
 from checkpoint_ranks import adamw  # noqa: E402
 from refusals import refused  # noqa: E402
 from test_pretrained import CONFIGS, config  # noqa: E402
 
-from hpgo.runtime import Pipeline, WeightFiles, Workload, read_weights, write_dcp, write_weights  # noqa: E402
+from hpgo.runtime import (  # noqa: E402
+    Pipeline,
+    WeightFiles,
+    Workload,
+    read_optimizer_state,
+    read_weights,
+    write_dcp,
+    write_weights,
+)
 from hpgo.runtime.passes import running  # noqa: E402
 from hpgo.runtime.weight_names import configuration  # noqa: E402
 
@@ -257,3 +266,172 @@ def test_the_command_writes_what_a_run_on_several_ranks_saved(tmp_path: Path) ->
         (part,) = pipeline.parts.values()
         for layer, named in part.by_layer().items():
             assert all(tensor.equal(state[f"{layer}.{name}"]) for name, tensor in named.items())
+    # Each replica has saved the state of other weights. Together, they are the state of a run on one rank.
+    found = read_optimizer_state(tmp_path / "saved")
+    schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=2)
+    one_rank = hpgo.program(schedule, [(workload.layers, [0])], pipeline_micro_batch_size=2, global_batch_size=4)
+    with Pipeline(one_rank, workload, optimizer=adamw, clip_norm=0.5, dtype=torch.float64) as pipeline:
+        for step in range(2):
+            pipeline.step(*runtime_models.batch(workload, 4, step))
+        pipeline.checkpoint(tmp_path / "alone")
+    alone = read_optimizer_state(tmp_path / "alone")
+    assert found["state"].keys() == alone["state"].keys() == state.keys() - {"head.weight"}
+    torch.testing.assert_close(found["state"], alone["state"], rtol=1e-9, atol=1e-15)
+    (group_found,), (group_alone,) = found["param_groups"], alone["param_groups"]
+    assert sorted(group_found.pop("params")) == sorted(group_alone.pop("params"))
+    assert group_found == group_alone
+
+
+# --- the state of optimizers ---
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adam": lambda own: torch.optim.Adam(own, lr=0.01, weight_decay=0.1),
+    "adamw": lambda own: torch.optim.AdamW(own, lr=0.01, amsgrad=True),
+    "sgd": lambda own: torch.optim.SGD(own, lr=0.1, momentum=0.9),
+}
+
+
+def trainable(kind: str, seed: int) -> torch.nn.Module:
+    """Return a model in 64 bits with a tied weight: one to export, or a list of layers, which is faster."""
+    model: torch.nn.Module = own(seed)
+    if kind == "adamw":
+        del model.spare  # nothing trains it, so torch has no state of it
+    else:
+        model = torch.nn.Sequential(model.table, torch.nn.BatchNorm1d(weight_models.LENGTH), model.head)
+    return model.double()
+
+
+def batches(begin: int, end: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    shape = 8, weight_models.LENGTH
+    made = [torch.randint(weight_models.WORDS, shape, generator=generator) for _ in range(2 * end)]
+    return list(zip(made[::2], made[1::2], strict=True))[begin:]
+
+
+def plain_steps(model: Any, optimizer: torch.optim.Optimizer, begin: int, end: int) -> list[float]:
+    losses = []
+    for inputs, targets in batches(begin, end):
+        optimizer.zero_grad()
+        found = weight_models.loss(model(inputs), targets)
+        found.backward()
+        optimizer.step()
+        losses.append(found.item())
+    return losses
+
+
+def pipeline_steps(kind: str, begin: int, end: int, save: Path | None = None, **how: Any) -> list[float]:
+    """Train in one micro-batch, because batch norm counts micro-batches."""
+    model = trainable(kind, 2 if how else 1)
+    workload = Workload(model, *weight_models.examples(), weight_models.loss)
+    schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=1)
+    whole = hpgo.program(schedule, [(workload.layers, [0])], pipeline_micro_batch_size=8, global_batch_size=8)
+    with Pipeline(whole, workload, optimizer=OPTIMIZERS[kind], dtype=torch.float64, **how) as pipeline:
+        losses = [pipeline.step(*batch) for batch in batches(begin, end)]
+        if save is not None:
+            pipeline.checkpoint(save)
+    return losses
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_plain_torch_continues_a_run_exactly_and_a_run_continues_plain_torch(kind: str, tmp_path: Path) -> None:
+    from click.testing import CliRunner
+    from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, load, save
+    from torch.distributed.checkpoint import state_dict as torch_states
+
+    from hpgo.cli.main import group
+
+    model = trainable(kind, 1)
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    expected = plain_steps(model, optimizer, 0, 3)
+    layouts = [torch_states.StateDictOptions(flatten_optimizer_state_dict=flat) for flat in (False, True)]
+    for at, layout in enumerate(layouts):
+        state = torch_states.get_optimizer_state_dict(model, optimizer, options=layout)
+        whole = [{"app": {"model": model.state_dict(), "optim": state}}, {**model.state_dict(), "optimizer": state}][at]
+        save(whole, storage_writer=FileSystemWriter(tmp_path / f"theirs-{at}"), no_dist=True)
+    expected += plain_steps(model, optimizer, 3, 6)
+
+    assert pipeline_steps(kind, 0, 3, tmp_path / "saved") == pytest.approx(expected[:3], rel=1e-12)
+    words = ["weights", str(tmp_path / "saved"), "-o", str(tmp_path / "ours"), "--format", "dcp", "--with-optimizer"]
+    assert CliRunner().invoke(group, words).exit_code == 0
+    for layout in layouts:
+        model = trainable(kind, 3)
+        optimizer = OPTIMIZERS[kind](model.parameters())
+        state = torch_states.get_optimizer_state_dict(model, optimizer, options=layout)
+        whole = {**model.state_dict(), "optimizer": state}
+        load(whole, storage_reader=FileSystemReader(tmp_path / "ours"), no_dist=True)
+        torch_states.set_optimizer_state_dict(model, optimizer, whole.pop("optimizer"), options=layout)
+        model.load_state_dict(whole)
+        assert plain_steps(model, optimizer, 3, 6) == pytest.approx(expected[3:], rel=1e-12)
+
+    for source in ("theirs-0", "theirs-1", "ours", "saved")[: None if kind == "adam" else 2]:
+        folder = tmp_path / source
+        losses = pipeline_steps(kind, 3, 6, weights=folder, optimizer_state=folder)
+        assert losses == pytest.approx(expected[3:], rel=1e-12)
+    fresh = pipeline_steps(kind, 3, 6, weights=tmp_path / "saved")
+    assert fresh[0] == pytest.approx(expected[3], rel=1e-12)
+    assert fresh != pytest.approx(expected[3:], rel=1e-4)
+
+
+def test_sharded_weights_of_torch_continue_a_run_exactly(tmp_path: Path) -> None:
+    """FSDP reads the layout that does not depend on numbers of groups, as torchtitan does."""
+    import torch.distributed as dist
+    from torch.distributed.checkpoint import FileSystemReader, load
+    from torch.distributed.checkpoint import state_dict as torch_states
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    losses = pipeline_steps("adam", 0, 6, tmp_path / "saved-6")
+    pipeline_steps("adam", 0, 3, tmp_path / "saved")
+    weights, state = read_weights(tmp_path / "saved"), read_optimizer_state(tmp_path / "saved")
+    write_dcp(tmp_path / "ours", weights, optimizer_state=state)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model: Any = trainable("adam", 3)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        optimizer = OPTIMIZERS["adam"](model.parameters())
+        layout = torch_states.StateDictOptions(flatten_optimizer_state_dict=True)
+        found, its_state = torch_states.get_state_dict(model, optimizer, options=layout)
+        # What torchtitan's scheduler of learning rates adds to each group.
+        its_state |= {f"param_groups.{name}.initial_lr": 0.0 for name, _ in model.named_parameters()}
+        whole = {**found, "optimizer": its_state}
+        load(whole, storage_reader=FileSystemReader(tmp_path / "ours"))
+        its_state = whole.pop("optimizer")
+        assert its_state["param_groups.0.weight.initial_lr"] == 0.01
+        torch_states.set_state_dict(
+            model, optimizer, model_state_dict=whole, optim_state_dict=its_state, options=layout
+        )
+        assert plain_steps(model, optimizer, 3, 6) == pytest.approx(losses[3:], rel=1e-12)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_optimizer_state_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    pipeline_steps("sgd", 0, 1, tmp_path / "saved")
+    index = tmp_path / "saved/step-1/checkpoint.json"
+    saved = {"weights": tmp_path / "saved", "optimizer_state": tmp_path / "saved"}
+    with refused(hpgo.errors.RunError, "mismatch", "`betas`"):
+        pipeline_steps("adam", 1, 2, **saved)
+    state = read_optimizer_state(tmp_path / "saved")
+    assert state["state"].keys() == {"0.weight", "1.weight", "1.bias"}
+    assert state["param_groups"][0].keys() >= {"lr", "momentum", "params"}
+    del state["state"]["1.bias"]
+    write_dcp(tmp_path / "less", read_weights(tmp_path / "saved"), optimizer_state=state)
+    with refused(hpgo.errors.RunError, "missing", "`1.bias`"):
+        pipeline_steps("sgd", 1, 2, optimizer_state=tmp_path / "less")
+    write_dcp(tmp_path / "none", read_weights(tmp_path / "saved"))
+    for path in ("none", "nothing"):
+        with refused(hpgo.errors.FileError, "not_found", path):
+            read_optimizer_state(tmp_path / path)
+    (tmp_path / "none/.metadata").write_bytes(b"12")
+    with refused(hpgo.errors.FileError, "damaged_file"):
+        read_weights(tmp_path / "none")
+    for wrong in ({"state": {}}, 3):
+        with pytest.raises(hpgo.errors.ArgumentError):
+            write_dcp(tmp_path / "wrong", {}, optimizer_state=wrong)  # type: ignore[arg-type]
+    # An index of an earlier version.
+    facts = json.loads(index.read_text())
+    del facts["param_groups"], facts["checksum"]
+    index.write_text(json.dumps(facts))
+    with refused(hpgo.errors.RunError, "missing", "step-1"):
+        read_optimizer_state(tmp_path / "saved")

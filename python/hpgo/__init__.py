@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # The names that `__getattr__` imports.
     from hpgo.model.estimate import estimate as estimate
     from hpgo.model.formats import read_profile as read_profile
     from hpgo.model.formats import write_profile as write_profile
+    from hpgo.model.kv_cache import KvCache as KvCache
     from hpgo.model.profile import Layer as Layer
     from hpgo.model.profile import Profile as Profile
     from hpgo.model.profile import TiedWeight as TiedWeight
@@ -65,6 +66,7 @@ _PUBLIC: dict[str, str] = {
     "Cluster": "hpgo.hardware.cluster",
     "Costs": "hpgo.programs.costs",
     "Durations": "hpgo.programs.schedule",
+    "KvCache": "hpgo.model.kv_cache",
     "Layer": "hpgo.model.profile",
     "PipelineLayout": "hpgo.programs.layout",
     "MeasuredStep": "hpgo.llm.measured_steps",

@@ -11,11 +11,12 @@ from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, option, takes
 from hpgo.cli.plan_options import COUNT_LOADING, time_limit_option
 from hpgo.cli.terminal import say, searching
-from hpgo.cli.values import AS_JSON, CLUSTER, FILE, PROFILE, File
+from hpgo.cli.values import AS_JSON, CLUSTER, FILE, PROFILE, TRANSFORMER, File
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from hpgo.model.formats.pipeedge import Units
+    from hpgo.model.kv_cache import KvCache, KvType
     from hpgo.planning.chain.plans import ChainPlan
     from hpgo.programs.frameworks import ServingFramework
 
@@ -24,6 +25,7 @@ _SECTIONS = {
     "Model and hosts": "model_name models_file dev_types_file dev_file profile cluster links units"
     " ignore_unknown_types",
     "Problem": "objective samples_per_s batch_size dtype buffers_in buffers_out bits interpolate include_data_loading",
+    "KV cache": "kv_model kv_context_length kv_sequences kv_dtype",
     "Placement": "pins exclude max_replicas framework",
     "Search": "time_limit_s",
     "Output": "why as_json as_yaml picture",
@@ -139,6 +141,27 @@ class PartitionOptions(ChainOptions):
         help="Cut --profile only between blocks, as this framework runs it: vllm, sglang, llama.cpp, tensorrt-llm,"
         " accelerate. Every stage gets at least one block.",
     )
+    kv_model: str | None = option(
+        "--kv-model",
+        type=TRANSFORMER,
+        metavar="NAME|FILE",
+        help="Transformer of --profile, whose blocks keep keys and values: a name, or its config.json.",
+    )
+    kv_context_length: int | None = option(
+        "--kv-context",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Tokens of each sequence in the KV cache, of prompt and answer. Needs --kv-model.",
+    )
+    kv_sequences: int = option(
+        "--kv-sequences", type=click.IntRange(1), metavar="N", default=1, help="Sequences in the KV cache at a time."
+    )
+    kv_dtype: KvType = option(
+        "--kv-dtype",
+        type=click.Choice(["bfloat16", "float16", "float32", "float8"]),
+        default="bfloat16",
+        help="Number format of the KV cache.",
+    )
     interpolate: bool = option(
         "--interpolate", is_flag=True, help="Interpolate and extrapolate times for batch sizes that were not measured."
     )
@@ -183,6 +206,10 @@ def command(options: PartitionOptions) -> None:
         raise click.UsageError("--profile and --cluster must be given together")
     if options.framework is not None and options.profile is None:
         raise click.UsageError("--framework needs --profile and --cluster: PipeEdge's files have no blocks")
+    if (options.kv_model is None) != (options.kv_context_length is None):
+        raise click.UsageError("--kv-model and --kv-context must be given together")
+    if options.kv_model is not None and options.profile is None:
+        raise click.UsageError("--kv-model needs --profile and --cluster: PipeEdge's files have no blocks")
     if [options.why, options.as_json, options.as_yaml].count(True) > 1:
         raise click.UsageError("choose one of --explain, --json and --yaml")
     # Options that are not given keep the defaults of the function.
@@ -199,6 +226,7 @@ def command(options: PartitionOptions) -> None:
                 options.cluster,
                 framework=options.framework,
                 include_data_loading=options.include_data_loading,
+                kv_cache=_kv_cache(options),
                 **given,
             )
         else:
@@ -225,3 +253,18 @@ def command(options: PartitionOptions) -> None:
         click.echo(plan.pipeedge(), nl=False)
     else:
         click.echo(explain(plan) if options.why else table(plan))
+
+
+def _kv_cache(options: PartitionOptions) -> KvCache | None:
+    """Return the KV cache of the options; None without one."""
+    if options.kv_model is None or options.kv_context_length is None:
+        return None
+    from hpgo.model.formats.transformers import transformer_of
+    from hpgo.model.kv_cache import KvCache
+
+    return KvCache(
+        transformer=transformer_of(options.kv_model),
+        context_length=options.kv_context_length,
+        sequences=options.kv_sequences,
+        dtype=options.kv_dtype,
+    )

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from hpgo.runtime.runnable import Runnable
 
 _SECTIONS = {
-    "Model and data": "workload weights data optimizer lr_schedule clip_norm seed dtype autocast steps after_step",
+    "Model and data": "workload weights data drop_last optimizer optimizer_state lr_schedule clip_norm seed dtype"
+    " autocast steps after_step",
     "Validation": "validation_data validate_every metrics",
     "Processes": "device backend shared_memory timeout_s heartbeat_timeout_s grace_s elastic",
     "Checkpoints": "checkpoint every keep resume",
@@ -42,6 +43,12 @@ class RunOptions(ModelOptions):
     """Options of `hpgo run`: model, training and checkpoints."""
 
     optimizer: str = optimizer_option("sgd:lr=0.01")
+    drop_last: bool = option(
+        "--drop-last/--no-drop-last",
+        default=True,
+        show_default=True,
+        help="Leave out the last samples of an epoch if they don't fill a global batch, or train on them.",
+    )
     clip_norm: float | None = option(
         "--clip-norm", type=float, metavar="NORM", help="Scale gradients down to this norm if their norm is larger."
     )
@@ -76,6 +83,12 @@ class RunOptions(ModelOptions):
         type=FILE,
         metavar="FILE|FOLDER",
         help="Initial weights under the model's names: safetensors, a Hugging Face folder, or a checkpoint.",
+    )
+    optimizer_state: str | None = option(
+        "--optimizer-state",
+        type=FOLDER,
+        metavar="FOLDER",
+        help="Initial optimizer state: a folder of `torch.distributed.checkpoint`, or a checkpoint.",
     )
     backend: str = option(
         "--backend",
@@ -147,6 +160,8 @@ def command(options: RunOptions) -> None:
     # Both options need a folder, and would otherwise be ignored silently.
     if options.checkpoint is None and (options.every is not None or options.resume):
         raise click.UsageError(f"`{'--resume' if options.resume else '--every'}` needs `--checkpoint FOLDER`")
+    if options.data is None and not options.drop_last:
+        raise click.UsageError("`--no-drop-last` needs `--data MODULE:FUNCTION`")
     if options.validation_data is None and (options.validate_every is not None or options.metrics is not None):
         given = "--metrics" if options.metrics is not None else "--validate-every"
         raise click.UsageError(f"`{given}` needs `--validation-data MODULE:FUNCTION`")
@@ -211,6 +226,7 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
         lr_schedule=schedule_of(options.lr_schedule, options.steps),
         clip_norm=options.clip_norm,
         weights=options.weights,
+        optimizer_state=options.optimizer_state,
         backend=options.backend,  # type: ignore[arg-type]  # one of its choices
         tell=warn,
         **options.of_pipeline(),
@@ -243,6 +259,7 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
                 begin_s = time.perf_counter()
                 loss = pipeline.step(inputs, targets)
                 steps_s.append(time.perf_counter() - begin_s)
+                samples = inputs.count or program.global_batch_size
                 losses.append(loss)
                 # Training can not recover from NaN weights, so stop instead of spending more time.
                 if not math.isfinite(loss):
@@ -254,9 +271,9 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
                     add(step, loss, steps_s[-1])
                 if log is not None:
                     rate = None if pipeline.optimizer is None else float(pipeline.optimizer.param_groups[0]["lr"])
-                    log.step(step, loss, steps_s[-1], rate)
+                    log.step(step, loss, steps_s[-1], rate, samples / program.global_batch_size)
                 if tell is not None:
-                    tell(steps.line(step, loss, steps_s[-1], program.global_batch_size, predicted))
+                    tell(steps.line(step, loss, steps_s[-1], samples, predicted))
                 if hook is not None:
                     hook(pipeline, loss)
                 _save(options, pipeline)
@@ -286,9 +303,9 @@ def _batches(options: RunOptions, pipeline: Pipeline) -> Iterator[tuple[Share, S
         return repeat(pipeline.example())
     from hpgo.runtime.rendezvous import agree
 
-    loader = pipeline.loader(options.data)
+    loader = pipeline.loader(options.data, drop_last=options.drop_last)
     # Ranks with different data would wait for each other forever.
-    agree({"number of samples": str(len(loader) * pipeline.program.global_batch_size + loader.dropped)})
+    agree({"number of samples": str(loader.dataset_size)})
     return chain.from_iterable(repeat(loader))
 
 

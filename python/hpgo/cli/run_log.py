@@ -42,10 +42,13 @@ class RunLog:
         self._last: dict[str, Any] = {}
         self._validation: dict[str, Any] | None = None
 
-    def step(self, step: int, loss: float, step_s: float, learning_rate: float | None) -> None:
-        """Add a step, counted from 1."""
+    def step(
+        self, step: int, loss: float, step_s: float, learning_rate: float | None, batch_fraction: float = 1.0
+    ) -> None:
+        """Add a step, counted from 1, on this fraction of a global batch."""
         self._steps_s.append(step_s)
-        self._last = {"step": step, "loss": loss, "learning_rate": learning_rate, **self._rates(step_s)}
+        rates = self._rates(step_s, batch_fraction)
+        self._last = {"step": step, "loss": loss, "learning_rate": learning_rate, **rates}
         self._write("step", "train", self._last)
 
     def validation(self, found: dict[str, Any]) -> None:
@@ -69,15 +72,16 @@ class RunLog:
                 | {"ended_s": time.time()}
             )
 
-    def _rates(self, step_s: float) -> dict[str, Any]:
+    def _rates(self, step_s: float, batch_fraction: float = 1.0) -> dict[str, Any]:
         work = self._work
         if work is None:
             return {"step_s": step_s}
+        whole_s = step_s / batch_fraction  # time of a whole batch at the rate of this step
         return {
             "step_s": step_s,
-            "samples_per_s": work.samples / step_s,
-            "tokens_per_s": None if work.tokens is None else work.tokens / step_s,
-            "mfu": work.mfu(step_s),
+            "samples_per_s": work.samples / whole_s,
+            "tokens_per_s": None if work.tokens is None else work.tokens / whole_s,
+            "mfu": work.mfu(whole_s),
             "ranks": self._ranks,
         }
 

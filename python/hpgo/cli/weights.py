@@ -36,6 +36,11 @@ class WeightsOptions(Options):
         show_default=True,
         help="Format of the files: safetensors, or a folder of `torch.distributed.checkpoint`.",
     )
+    with_optimizer: bool = option(
+        "--with-optimizer",
+        is_flag=True,
+        help="Also write the state of the optimizer, with `--format dcp`.",
+    )
     max_shard_bytes: int = option(
         "--max-shard-size",
         type=BYTES,
@@ -59,14 +64,17 @@ def command(options: WeightsOptions) -> None:
     Examples:
       hpgo weights saved -o model.safetensors
       hpgo weights saved/step-1000 -o my-model/
-      hpgo weights saved -o for-torchtitan/ --format dcp
+      hpgo weights saved -o for-torchtitan/ --format dcp --with-optimizer
       hpgo weights from-torchtitan -o model.safetensors
     """
     from hpgo import runtime
 
     runtime.check_torch()
-    from hpgo.runtime.weight_files import WeightFiles, write_dcp, write_weights
+    from hpgo.runtime.optimizer_files import read_optimizer_state, write_dcp
+    from hpgo.runtime.weight_files import WeightFiles, write_weights
 
+    if options.with_optimizer and options.format != "dcp":
+        raise click.UsageError("`--with-optimizer` needs `--format dcp`")
     is_file = options.output.endswith(".safetensors")
     if is_file and options.format == "dcp":
         raise ArgumentError(
@@ -80,7 +88,8 @@ def command(options: WeightsOptions) -> None:
         )
     with WeightFiles(options.checkpoint) as weights:
         if options.format == "dcp":
-            written = write_dcp(options.output, weights)
+            state = read_optimizer_state(options.checkpoint) if options.with_optimizer else None
+            written = write_dcp(options.output, weights, optimizer_state=state)
         else:
             written = write_weights(
                 options.output, weights, config=weights.config, max_shard_bytes=options.max_shard_bytes

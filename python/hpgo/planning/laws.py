@@ -420,7 +420,7 @@ def chain_numbers_are_lengths(plan: ChainPlan) -> str:
     """Times and sizes of a chain plan are finite and not negative."""
     named = [(name, getattr(plan, name)) for name in ("interval_s", "latency_s", "value", "lower_bound", "loading_s")]
     named += [(f"{name} of stage {at}", getattr(stage, name)) for at, stage in enumerate(plan.stages, 1)
-              for name in ("compute_s", "interval_s", "memory_bytes")]  # fmt: skip
+              for name in ("compute_s", "interval_s", "memory_bytes", "kv_cache_bytes")]  # fmt: skip
     named += [(f"{name} of hop {at}", getattr(hop, name)) for at, hop in enumerate(plan.hops)
               for name in ("bytes", "seconds", "interval_s")]  # fmt: skip
     return next((f"`{name}`" for name, value in named if not 0 <= value < inf), "")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from hpgo.runtime.loader import Share as Share
     from hpgo.runtime.modules import Network as Network
     from hpgo.runtime.node_measurement import measure_node as measure_node
+    from hpgo.runtime.optimizer_files import read_optimizer_state as read_optimizer_state
+    from hpgo.runtime.optimizer_files import write_dcp as write_dcp
     from hpgo.runtime.preemption import Preempted as Preempted
     from hpgo.runtime.profiling import Measurement as Measurement
     from hpgo.runtime.profiling import measure as measure
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from hpgo.runtime.train.pipeline import Pipeline as Pipeline
     from hpgo.runtime.weight_files import WeightFiles as WeightFiles
     from hpgo.runtime.weight_files import read_weights as read_weights
-    from hpgo.runtime.weight_files import write_dcp as write_dcp
     from hpgo.runtime.weight_files import write_weights as write_weights
     from hpgo.runtime.workload import Workload as Workload
     from hpgo.timing.flow import Flow as Flow
@@ -55,8 +56,9 @@ _PUBLIC: dict[str, str] = {
     "measure_links": "hpgo.runtime.links",
     "measure_node": "hpgo.runtime.node_measurement",
     "profile": "hpgo.runtime.profiling",
+    "read_optimizer_state": "hpgo.runtime.optimizer_files",
     "read_weights": "hpgo.runtime.weight_files",
-    "write_dcp": "hpgo.runtime.weight_files",
+    "write_dcp": "hpgo.runtime.optimizer_files",
     "write_weights": "hpgo.runtime.weight_files",
 }
 

@@ -26,10 +26,11 @@ from hpgo.runtime.tensor_files import TensorFile
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from hpgo.programs.program import Program
+    from hpgo.runtime.optimizer_files import OptimizerFiles
     from hpgo.runtime.stage_module import StageModule
     from hpgo.runtime.train.gradients import Weight
     from hpgo.runtime.train.optimizer import ShardedOptimizer
@@ -42,6 +43,8 @@ FORMAT, VERSION = "hpgo.checkpoint", 1
 _KEYS = {"steps", "loader", "plan", "seed", "global_batch_size", "optimizer", "layers", "files", "values", "tensors"}
 _OTHER = "model."
 """Prefix in checkpoints of the names of tensors that no layer trains."""
+_RATES = {"lr", "initial_lr"}
+"""Options of an optimizer that learning-rate schedules set."""
 _ANOTHER = "resume with the workload and the options of the run that saved it"
 
 
@@ -242,8 +245,21 @@ class RankState:
             "seed": self._seed,
             "global_batch_size": None if self._seed is None else self._program.global_batch_size,
             "optimizer": None if self._optimizer is None else type(self._optimizer).__name__,
+            "param_groups": self._param_groups(),
             "layers": list(self._layers),
         }
+
+    def _param_groups(self) -> list[dict[str, Any]]:
+        """Return the options of this rank's parameter groups, and the names in checkpoints of their weights."""
+        of_copy = {id(weight.copies[0]): self._names[id(weight)] for weight in self._stepped}
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        return [
+            {
+                "options": {key: _plain(one) for key, one in group.items() if _is_plain(one) and key != "params"},
+                "params": [".".join(of_copy[id(one)]) for one in group["params"] if id(one) in of_copy],
+            }
+            for group in groups
+        ]
 
     def model_facts(self) -> dict[str, Any]:
         """Return the names of all saved weights in the model, by their names in checkpoints, and its `config.json`."""
@@ -380,13 +396,7 @@ class RankState:
         keys: dict[str, list[str]] = {}
         for key in (*facts["tensors"], *facts["values"]):
             keys.setdefault(key.rpartition(".")[0], []).append(key)
-        # Torch's optimizers keep the `step` count on the CPU, unless they are capturable or fused. On the wrong device,
-        # the next step would fail.
-        stays = {
-            id(copy): not (group.get("capturable") or group.get("fused"))
-            for group in self._optimizer.param_groups
-            for copy in group["params"]
-        }
+        stays = _keep_step_on_cpu(self._optimizer)
         found: dict[torch.nn.Parameter, dict[str, Any]] = {}
         for weight in self._stepped:
             layer, name = self._names[id(weight)]
@@ -402,6 +412,43 @@ class RankState:
                 if state:
                     found[copy] = state
         return found
+
+    def load_optimizer(self, files: OptimizerFiles) -> None:
+        """Load the state of the weights that this rank updates, by the model's names, and convert its types.
+
+        Learning rates and other options stay. Raises RunError, before any change, if the state is that of another
+        optimizer, or lacks a weight.
+        """
+        if self._optimizer is None:
+            return
+        for group in self._optimizer.param_groups:
+            # Flags are left out, because versions of torch add some. Numbers such as `betas` tell optimizers apart.
+            numbers = [key for key, one in group.items() if _is_number(one) and key not in _RATES]
+            if lacking := [key for key in numbers if key not in files.param_groups[0]]:
+                raise RunError(
+                    f"`{files.path}` holds the state of another optimizer: it has no `{lacking[0]}`",
+                    "use the optimizer that wrote it, or start without its state",
+                    code="mismatch",
+                )
+        stays, there = _keep_step_on_cpu(self._optimizer), set(files.names)
+        found: dict[torch.nn.Parameter, dict[str, Any]] = {}
+        # Some optimizers have no state, such as SGD without momentum.
+        for weight in self._stepped if there else ():
+            choices = self.names.of.get(self._names[id(weight)], ())
+            name = next((one for one in choices if one in there), None)
+            if name is None:
+                raise RunError(
+                    f"`{files.path}` has no optimizer state of `{shorten((choices or ('a weight',))[0])}`",
+                    "name the state of this model, with all of its weights trained",
+                    code="missing",
+                )
+            for copy in weight.copies:
+                state = found[copy] = files.state(name)
+                for key, value in state.items():
+                    # As `Optimizer.load_state_dict` does: all but the step count get the weight's type.
+                    if isinstance(value, torch.Tensor) and not (key == "step" and stays[id(copy)]):
+                        state[key] = value.to(copy.device, None if key == "step" else copy.dtype)
+        self._optimizer.state.update(found)
 
     def _in_model(self, key: str) -> str:
         """Return words with the name in the model of a tensor; empty if its name in checkpoints shows it."""
@@ -430,6 +477,57 @@ class RankState:
                 _ANOTHER,
                 code="mismatch",
             )
+
+
+def merge_param_groups(everyone: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the parameter groups of all ranks. Groups with the same index and equal options become one.
+
+    >>> one, other = {"options": {"lr": 0.1}, "params": ["a.weight"]}, {"options": {"lr": 0.1}, "params": ["b.weight"]}
+    >>> merge_param_groups([[one], [], [other], [one]])
+    [{'options': {'lr': 0.1}, 'params': ['a.weight', 'b.weight']}]
+    """
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for groups in everyone:
+        for number, group in enumerate(groups):
+            key = number, json.dumps(group["options"], sort_keys=True)
+            params = found.setdefault(key, {"options": group["options"], "params": {}})["params"]
+            # Replicas of a stage name the same weights.
+            params.update(dict.fromkeys(group["params"]))
+    return [{**group, "params": list(group["params"])} for _, group in sorted(found.items(), key=lambda one: one[0][0])]
+
+
+def _is_number(value: object) -> bool:
+    """Return whether an option of an optimizer is a number, or several."""
+    if isinstance(value, tuple | list):
+        return all(_is_number(one) for one in value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether an option of an optimizer can be written as JSON."""
+    if isinstance(value, tuple | list):
+        return all(_is_plain(one) for one in value)
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _keep_step_on_cpu(optimizer: torch.optim.Optimizer) -> dict[int, bool]:
+    """Return whether the `step` count of each parameter, by its `id`, is kept on the CPU.
+
+    Torch's optimizers do so unless they are capturable or fused. On the wrong device, the next step would fail.
+    """
+    return {
+        id(copy): not (group.get("capturable") or group.get("fused"))
+        for group in optimizer.param_groups
+        for copy in group["params"]
+    }
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -140,6 +140,11 @@ class Loader:
         return whole + (rest > 0 and not self._drops_last)
 
     @property
+    def dataset_size(self) -> int:
+        """Number of samples of the data set."""
+        return len(self._dataset)
+
+    @property
     def dropped(self) -> int:
         """Number of samples that each epoch leaves out, because they do not fill a batch."""
         return len(self._dataset) % self._size if self._drops_last else 0

@@ -7,9 +7,9 @@ checkpoint of `torch.distributed.checkpoint`, or from a checkpoint of a run. The
 from __future__ import annotations
 
 import json
-import warnings
+import re
 from collections.abc import Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from hpgo.base.files import as_path, exists, is_folder, refused
 from hpgo.base.messages import join_words, pluralize, safe_repr, shorten, similar
 from hpgo.errors import FileError, RunError
 from hpgo.runtime.checkpoint import INDEX, Checkpoint, read_checkpoint, whole_ones
+from hpgo.runtime.dcp import METADATA, DcpFolder
 from hpgo.runtime.tensor_files import TensorFile, write
 
 if TYPE_CHECKING:
@@ -35,11 +36,15 @@ if TYPE_CHECKING:
     from hpgo.runtime.weight_names import WeightNames
 
 _SINGLE, _SHARDED = "model.safetensors", "model.safetensors.index.json"
-_DCP = ".metadata"
 MAX_SHARD_BYTES = 5_000_000_000
 """Default size of a file from which on weights are split, as `save_pretrained` of transformers had it for years."""
-_WRAPPERS = ("_orig_mod.", "module.", "model.")
-"""Prefixes that wrappers put before all names: `torch.compile`, data parallelism, and states of `{"model": …}`."""
+_WRAPPERS = ("_orig_mod.", "module.", "model.", "app.")
+"""Prefixes that wrappers put before all names: `torch.compile`, data parallelism, and states of `{"model": …}`, which
+tutorials of torch nest in `{"app": …}`."""
+OPTIMIZER_ENTRY = re.compile(r"(app\.)?(optimizers?|optim)\.")
+"""Prefix of the keys of an optimizer's state in a checkpoint of torch, as torchtitan and tutorials of torch have it."""
+_OTHER_ENTRY = re.compile(r"(lr_scheduler|dataloader|train_state)\.")
+"""Prefix of the keys of other state of a torchtitan run."""
 
 
 class WeightFiles(Mapping[str, "Tensor"]):
@@ -76,13 +81,14 @@ class WeightFiles(Mapping[str, "Tensor"]):
         """File of each tensor and its name there."""
         self._checksums: dict[str, int] = {}
         """Checksum with which each tensor of a run's checkpoint was saved, by its name there."""
-        self._dcp: dict[str, Any] = {}
-        """Shape and type of each tensor of a checkpoint of torch."""
+        self._dcp: DcpFolder | None = None
+        self._dcp_names: list[str] = []
+        """Keys of the weights in a checkpoint of torch."""
         if not is_folder(self.path):
             self._take_file(self.path)
         elif (self.path / INDEX).is_file():
             self._take_checkpoint(read_checkpoint(self.path))
-        elif (self.path / _DCP).is_file():
+        elif (self.path / METADATA).is_file():
             self._take_dcp()
         elif (index := self.path / _SHARDED).is_file():
             self._take_index(index)
@@ -92,7 +98,8 @@ class WeightFiles(Mapping[str, "Tensor"]):
             self._take_checkpoint(found[-1])
         else:
             raise FileError(
-                f"`{self.path}` has no weights: neither `{_SINGLE}`, `{_SHARDED}`, `{_DCP}`, nor a complete checkpoint",
+                f"`{self.path}` has no weights: neither `{_SINGLE}`, `{_SHARDED}`, `{METADATA}`, nor a complete"
+                " checkpoint",
                 "name a file of safetensors, a folder of Hugging Face, or a checkpoint",
                 code="not_found",
             )
@@ -130,11 +137,10 @@ class WeightFiles(Mapping[str, "Tensor"]):
                 self._places.setdefault(name, (source.path / facts["tensors"][key], key))
 
     def _take_dcp(self) -> None:
-        from torch.distributed.checkpoint import FileSystemReader
-        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-        entries = FileSystemReader(self.path).read_metadata().state_dict_metadata
-        self._dcp = {name: one for name, one in entries.items() if isinstance(one, TensorStorageMetadata)}
+        self._dcp = DcpFolder(self.path)
+        self._dcp_names = [
+            key for key in self._dcp.tensors if not OPTIMIZER_ENTRY.match(key) and not _OTHER_ENTRY.match(key)
+        ]
 
     def _file(self, path: Path) -> TensorFile:
         if path not in self._files:
@@ -142,34 +148,29 @@ class WeightFiles(Mapping[str, "Tensor"]):
         return self._files[path]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._dcp or self._places)
+        return iter(self._dcp_names or self._places)
 
     def __len__(self) -> int:
-        return len(self._dcp or self._places)
+        return len(self._dcp_names or self._places)
 
     def __getitem__(self, name: str) -> Tensor:
-        if self._dcp:
-            from torch.distributed.checkpoint import FileSystemReader, load
-
-            entry = self._dcp[name]
-            found = {name: torch.empty(entry.size, dtype=entry.properties.dtype)}
-            with _alone():
-                load(found, storage_reader=FileSystemReader(self.path), no_dist=True)
-            return found[name]
+        if self._dcp is not None:
+            tensor: Tensor = self._dcp.read(name)[0]
+            return tensor
         path, key = self._places[name]
         return self._file(path).read(key, expected=self._checksums.get(key))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor without reading it."""
-        if self._dcp:
-            return tuple(self._dcp[name].size)
+        if self._dcp is not None:
+            return tuple(self._dcp.tensors[name].size)
         path, key = self._places[name]
         return self._file(path).shape(key)
 
     def size_bytes(self, name: str) -> int:
         """Return the size of a tensor in bytes without reading it."""
-        if self._dcp:
-            kind = self._dcp[name].properties.dtype
+        if self._dcp is not None:
+            kind = self._dcp.tensors[name].properties.dtype
         else:
             path, key = self._places[name]
             kind = self._file(path).dtype(key)
@@ -207,7 +208,7 @@ def write_weights(
     more than `max_shard_bytes` are split into several files, and a file with the ending `.index.json` lists them.
     Raises FileError if files can't be written.
     """
-    path, weights = as_path(path, RunError), _checked(weights)
+    path, weights = as_path(path, RunError), checked_weights(weights)
     number("max_shard_bytes", max_shard_bytes, above=0)
     check_is("config", config, Mapping, "give the content of a config.json", or_none=True)
     if path.suffix != ".safetensors":
@@ -243,7 +244,7 @@ def write_weights(
     return written
 
 
-def _checked(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def checked_weights(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return weights as they are. Raises ArgumentError unless names are text and values are tensors."""
     check_is("weights", weights, Mapping, "give a `state_dict`")
     # Tensors of `WeightFiles` are read one by one as they are written, so that it stays as it is.
@@ -253,23 +254,6 @@ def _checked(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         check_is("a name of a weight", name, str, "give text")
         check_is(f"weight `{shorten(name)}`", value, torch.Tensor, "give a tensor")
     return weights
-
-
-def write_dcp(folder: str | os.PathLike[str], weights: Mapping[str, Tensor]) -> list[Path]:
-    """Write weights as a checkpoint of `torch.distributed.checkpoint` by one process. Return the paths of the files.
-
-    All weights are in memory at a time. Raises FileError if the folder can't be written.
-    """
-    from torch.distributed.checkpoint import FileSystemWriter, save
-
-    path, weights = as_path(folder, RunError), _checked(weights)
-    make_folder(path)
-    try:
-        with _alone():
-            save(dict(weights), storage_writer=FileSystemWriter(path), no_dist=True)
-    except (OSError, ValueError) as failure:
-        raise refused("write", path, failure, RunError, "name an empty folder") from None
-    return sorted(path.iterdir())
 
 
 def load_weights(
@@ -336,14 +320,6 @@ def _prefix(weights: Mapping[str, Tensor], names: WeightNames) -> str:
             return ""
         found = longer
     return found
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Ignore torch's warning that this process alone reads or writes a checkpoint, which is intended here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        yield
 
 
 def _write_whole(file: Path, tensors: dict[str, Tensor]) -> None:

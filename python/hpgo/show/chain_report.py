@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.base.messages import above, printable
+from hpgo.base.messages import above, pluralize, printable
 from hpgo.base.tables import plain
 from hpgo.base.units import format_seconds
 from hpgo.model.formats.pipeedge import MEGA
@@ -89,6 +89,7 @@ def summary(plan: ChainPlan) -> list[str]:
         f"latency     {format_seconds(plan.latency_s)} for one batch through the empty pipeline",
         f"objective   {meaning[plan.objective]}, {proof(plan)}",
         *([] if plan.cuts == "all" else [f"cuts        {plan.cuts}"]),
+        *_kv_cache(plan),
         f"hosts       {sum(len(stage.hosts) for stage in plan.stages)} used, {len(plan.unused)} not",
         *([f"alike       {_folded(shared)}"] if (shared := [run for run in _runs(plan) if len(run) > 1]) else []),
         *([f"left out    {loading}"] if plan.loading_s else []),
@@ -96,6 +97,18 @@ def summary(plan: ChainPlan) -> list[str]:
         *(f"{f'stage {at}':<11} {_named(stage.layers)}" for at, stage in enumerate(plan.stages, 1) if stage.layers),
     ]
     return [printable(line) for line in lines]
+
+
+def _kv_cache(plan: ChainPlan) -> list[str]:
+    """Return the line about the KV cache and the stage that limits it; nothing without a cache."""
+    if not plan.kv_sequences:
+        return []
+    room = [plan.max_sequences(stage) for stage in plan.stages]
+    fullest = min(range(len(room)), key=room.__getitem__)
+    stage, most = plan.stages[fullest], room[fullest]
+    asked = f"{pluralize(plan.kv_sequences, 'sequence')} of {plan.kv_context_length:,} tokens"
+    limit = f"at most {most:,.0f}, set by stage {fullest + 1} ({', '.join(stage.hosts)})"
+    return [f"KV cache    {asked}; {limit}"]
 
 
 def proof(plan: ChainPlan) -> str:
@@ -138,8 +151,9 @@ def explain(plan: ChainPlan) -> str:
         elif number < len(plan.stages):
             lines.append(f"  sends {megabytes(hop.bytes, plan.units)} {to} in no time")
         need, has = stage.memory_bytes, stage.host_memory_bytes
+        cache = f", {megabytes(stage.kv_cache_bytes, plan.units)} of it for the KV cache" if plan.kv_sequences else ""
         lines.append(
-            f"  needs {megabytes(need, plan.units)} of {megabytes(has, plan.units)} memory: "
+            f"  needs {megabytes(need, plan.units)} of {megabytes(has, plan.units)} memory{cache}: "
             f"{megabytes(has - need, plan.units)} to spare"
         )
     if plan.unused:

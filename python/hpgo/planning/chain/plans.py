@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from math import ceil
 from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.checks import check_int, check_is, check_text
@@ -67,6 +68,8 @@ class ChainStage(Record):
 
     `first` and `last` count the layers of a branching model in the order of the plan.
     """
+    kv_cache_bytes: float = 0.0
+    """Bytes of the KV cache within `memory_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,10 @@ class ChainPlan(Presented, Record):
     """Number of blocks of each stage, if the plan is for a framework; otherwise empty."""
     gpus_per_device: int = 1
     """Number of GPUs that a host stands for."""
+    kv_context_length: int = 0
+    """Tokens of each sequence in the KV cache; 0 without a cache."""
+    kv_sequences: int = 0
+    """Number of sequences in the KV cache."""
     cuts: str = "all"
     """Cuts that were searched: `all`, or the reason for which only some were."""
     searched_cuts_bound: float | None = None
@@ -139,6 +146,8 @@ class ChainPlan(Presented, Record):
                 _AGAIN,
                 code="too_large",
             )
+        if any(stage.kv_cache_bytes for stage in self.stages) and not self.kv_sequences:
+            raise ArgumentError("a stage has a KV cache, but the plan has no sequences", _AGAIN)
         if self.blocks and (len(self.blocks) != len(self.stages) or min(self.blocks) < 1):
             raise ArgumentError("`blocks` must have a positive number for each stage", _AGAIN)
 
@@ -173,6 +182,19 @@ class ChainPlan(Presented, Record):
             if hop.interval_s == self.interval_s:
                 return f"the transfer {self._where(number)}"
         return "nothing: the model has no layers"
+
+    def max_sequences(self, stage: ChainStage) -> float:
+        """Return the number of sequences whose KV cache fits on a host of the stage; infinite if it has no cache.
+
+        The smallest number of all stages is that of the plan, because a sequence needs a cache in each stage.
+        """
+        check_is("the stage", stage, ChainStage, "give one of the plan's stages")
+        if not stage.kv_cache_bytes:
+            return float("inf")
+        each_bytes = stage.kv_cache_bytes / self.kv_sequences
+        free_bytes = stage.host_memory_bytes - (stage.memory_bytes - stage.kv_cache_bytes)
+        # A host's memory must exceed the need, so an exact fit is one sequence too many.
+        return max(self.kv_sequences, ceil(free_bytes / each_bytes) - 1)
 
     def utilization(self, stage: ChainStage) -> float:
         """Return the share of time in which the hosts of the stage compute, from 0 to 1."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hpgo._core import at_batch
+from hpgo.base.messages import pluralize, shorten
 from hpgo.errors import ArgumentError
 from hpgo.model.formats import pipeedge
 from hpgo.model.states import cut_points, given_cuts
@@ -15,10 +18,13 @@ from hpgo.programs.blocks import Blocks
 
 if TYPE_CHECKING:
     from hpgo.hardware.cluster import Cluster, Device
+    from hpgo.model.kv_cache import KvCache
     from hpgo.model.profile import Profile
     from hpgo.programs.frameworks import Framework
 
 
+_ATTENTION = re.compile(r"attention|attn")
+"""Part of the id of a layer that has the attention of its block."""
 _MAX_CUTS = 20_000
 """Largest number of cuts of a model for which all orders of its layers are searched.
 
@@ -36,10 +42,12 @@ def task_of_profile(
     *,
     include_data_loading: bool,
     framework: Framework | None,
+    kv_cache: KvCache | None = None,
 ) -> ChainProblem:
     """Return the chain problem of a profile and a cluster. Loading takes no time unless `include_data_loading` is set.
 
-    Raises ArgumentError for a framework that trains, or that can't split the model.
+    Raises ArgumentError for a framework that trains, or that can't split the model, and for a KV cache of another model
+    or of blocks that may be cut.
     """
     loading = () if include_data_loading else profile.loading
     loading_s = max((at_batch(profile.batch_sizes, layer.forward_s, batch_size) for layer in loading), default=0.0)
@@ -47,6 +55,14 @@ def task_of_profile(
     profile = profile.without_tied_weights()
     if loading:
         profile = profile.without_loading()
+    kv_bytes = {} if kv_cache is None else _kv_bytes(profile, kv_cache, framework)
+    if kv_bytes:
+        # Each stage keeps the cache of its layers as long as their weights, so the search counts both alike.
+        layers_with_cache = [
+            replace(layer, parameter_bytes=layer.parameter_bytes + kv_bytes.get(layer.id, 0))
+            for layer in profile.layers
+        ]
+        profile = replace(profile, layers=tuple(layers_with_cache))
     blocks: list[int] = []
     if framework is None:
         # Branching models can have exponentially many cuts, so the search for them is limited.
@@ -126,6 +142,10 @@ def task_of_profile(
         remarks=list(noise(profile)),
         framework="" if framework is None else framework.name,
         blocks=blocks,
+        kv_cache=kv_cache,
+        kv_cache_bytes=[sum(kv_bytes.get(profile.layers[at].id, 0) for at in state.layers) for state in states]
+        if kv_bytes
+        else [],
         gpus_per_device=cluster.gpus_per_device,
         ids=[profile.layers[layer].id for layer in states[-1].layers] if branches else [],
         before=before if branches else [],
@@ -133,6 +153,40 @@ def task_of_profile(
         cuts=found.one_order or "all",
         joined="layers without time stay with a neighbour, regardless of pins and exclusions" if free else "",
     )
+
+
+def _kv_bytes(profile: Profile, kv_cache: KvCache, framework: Framework | None) -> dict[str, int]:
+    """Return the bytes of the KV cache by layer."""
+    if profile.gpus_per_device > 1:
+        raise ArgumentError(
+            f"profile `{shorten(profile.name)}` is of groups of {profile.gpus_per_device} GPUs, whose shares of a KV"
+            " cache are not known",
+            "give a profile of single GPUs",
+            code="unsupported",
+        )
+    # The share of compute time that blocks must have for a framework does not matter here.
+    model = Blocks.among([layer.id for layer in profile.layers], profile.edges, name=profile.name)
+    blocks, sizes_bytes = model.blocks, kv_cache.block_bytes()
+    if len(blocks) != len(sizes_bytes):
+        raise ArgumentError(
+            f"profile `{shorten(profile.name)}` has {pluralize(len(blocks), 'block')}, but"
+            f" `{shorten(kv_cache.transformer.name)}` has {len(sizes_bytes)}",
+            "give the transformer of the profile",
+            code="mismatch",
+        )
+    found: dict[str, int] = {}
+    for block, size_bytes in zip(blocks, sizes_bytes, strict=True):
+        # Within a block, attention has the cache. A framework does not cut there, so it does not matter.
+        attention = block if len(block) == 1 else [layer for layer in block if _ATTENTION.search(layer)]
+        if framework is None and len(attention) != 1:
+            raise ArgumentError(
+                f"the block of layer `{shorten(block[0])}` has {len(block)} layers, and it is not known which of them"
+                " have the KV cache",
+                "add `--framework vllm`, which cuts between blocks, or give a profile with one layer for each block",
+                code="unsupported",
+            )
+        found[attention[0] if attention else block[0]] = size_bytes
+    return found
 
 
 def _row(profile: Profile, before: list[list[int]], number: dict[int, int]) -> list[int]:

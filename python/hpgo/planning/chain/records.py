@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hpgo.model.kv_cache import KvCache
+
 
 @dataclass(frozen=True, slots=True)
 class Hop:
@@ -83,6 +85,9 @@ class ChainProblem:
     framework: str = ""
     blocks: list[int] = field(default_factory=list)
     """Number of blocks before each position, if a framework needs whole blocks; otherwise empty."""
+    kv_cache: KvCache | None = None
+    kv_cache_bytes: list[float] = field(default_factory=list)
+    """Bytes of the KV cache of all layers before each position; empty without a cache. `layer_bytes` include it."""
     gpus_per_device: int = 1
     ids: list[str] = field(default_factory=list)
     """Ids of the model's layers by number, if the model branches; otherwise empty."""

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict, Unpack, get_args
 
 from hpgo import _core
-from hpgo.base.checks import check_flag, check_int, check_list, check_progress, check_text, choice, number
+from hpgo.base.checks import check_flag, check_int, check_is, check_list, check_progress, check_text, choice, number
 from hpgo.base.files import as_path
 from hpgo.base.messages import did_you_mean, safe_repr
+from hpgo.base.units import format_bytes
 from hpgo.errors import ArgumentError, ClusterError, InfeasibleError, TimeLimitError
 from hpgo.hardware.cluster import cluster_of
 from hpgo.model.formats import pipeedge, profile_of
+from hpgo.model.kv_cache import KvCache
 from hpgo.planning.chain.files import task_of_files
 from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage, Objective
 from hpgo.planning.chain.profiles import task_of_profile
@@ -97,6 +99,7 @@ def partition(
     batch_size: int | None = None,
     include_data_loading: bool = False,
     dtype: ValueType = "torch.float32",
+    kv_cache: KvCache | None = None,
     **options: Unpack[PartitionOptions],
 ) -> ChainPlan:
     """Return the best partition of a model over devices of different speed (see docs/partition.md).
@@ -110,6 +113,7 @@ def partition(
         include_data_loading: include the time of layers that load data (`Profile.loading`); otherwise data loaders work
             ahead, as for `hpgo.plan`.
         dtype: data type of the values that stages send, which sets their size.
+        kv_cache: cache of keys and values that each stage keeps for its blocks, besides weights and buffers.
         **options: other options, with their defaults:
             buffers_in=2, buffers_out=2: batches buffered before and behind each stage.
             objective="throughput": the shortest interval between batches; or "latency", the shortest time of one batch;
@@ -138,8 +142,23 @@ def partition(
     check_gpus(profile, cluster)
     size = check_int("batch_size", profile.batch_sizes[-1] if batch_size is None else batch_size)
     row = None if framework is None else find_framework(framework)
-    task = task_of_profile(profile, cluster, size, dtype, include_data_loading=include_data_loading, framework=row)
-    return _solved(task, size, "si", **options)  # Files of profiles and clusters use SI units.
+    check_is("kv_cache", kv_cache, KvCache, "give a `hpgo.KvCache`", or_none=True)
+    task = task_of_profile(
+        profile,
+        cluster,
+        size,
+        dtype,
+        include_data_loading=include_data_loading,
+        framework=row,
+        kv_cache=kv_cache,
+    )
+    try:
+        return _solved(task, size, "si", **options)  # Files of profiles and clusters use SI units.
+    except InfeasibleError as error:
+        if kv_cache is None:
+            raise
+        part = f"the KV cache takes {format_bytes(task.kv_cache_bytes[-1])}, less with fewer sequences or tokens"
+        raise error.as_kind(InfeasibleError, hint=f"{error.hint}; {part}" if error.hint else part) from None
 
 
 def _solved(
@@ -260,6 +279,9 @@ def _plan(
                 interval_s=row["interval_s"],
                 memory_bytes=row["memory_bytes"],
                 host_memory_bytes=group.memory_bytes,
+                kv_cache_bytes=task.kv_cache_bytes[row["end"]] - task.kv_cache_bytes[row["first"]]
+                if task.kv_cache_bytes
+                else 0.0,
             )
         )
     return ChainPlan(
@@ -279,6 +301,8 @@ def _plan(
         framework=task.framework,
         blocks=tuple(task.blocks[row["end"]] - task.blocks[row["first"]] for row in found["stages"] if task.blocks),
         gpus_per_device=task.gpus_per_device,
+        kv_context_length=0 if task.kv_cache is None else task.kv_cache.context_length,
+        kv_sequences=0 if task.kv_cache is None else task.kv_cache.sequences,
     )
 
 

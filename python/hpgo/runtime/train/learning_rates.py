@@ -72,7 +72,10 @@ class LearningRates:
     def __init__(self, optimizer: torch.optim.Optimizer | None, factor: Callable[[int], Any]) -> None:
         self._factor = factor
         self._groups = [] if optimizer is None else optimizer.param_groups
-        self._rates = [group["lr"] for group in self._groups]
+        # Checkpoints store the rates under torch's name for them.
+        for group in self._groups:
+            group["initial_lr"] = group["lr"]
+        self._rates = [group["initial_lr"] for group in self._groups]
 
     def set(self, step: int) -> float:
         """Set the rates of a step, counted from 0, and return the factor.

@@ -20,6 +20,7 @@ from hpgo.runtime.loader import Loader, Share, as_share, length_of, repeated
 from hpgo.runtime.losses import remarks
 from hpgo.runtime.memory import Peak
 from hpgo.runtime.messages import Messages, boundary_tensors
+from hpgo.runtime.optimizer_files import OptimizerFiles
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.rank_pipeline import RankOptions, RankPipeline, naming_rank
 from hpgo.runtime.rendezvous import translate_errors
@@ -89,6 +90,7 @@ class Pipeline(RankPipeline):
         shared_memory: bool = True,
         tell: Callable[[str], None] | None = None,
         weights: str | os.PathLike[str] | None = None,
+        optimizer_state: str | os.PathLike[str] | None = None,
         lr_schedule: Callable[[int], float] | None = None,
     ) -> None:
         """Join the other ranks and build the layers of this rank.
@@ -113,6 +115,8 @@ class Pipeline(RankPipeline):
                 it does between hosts.
             weights: file or folder with the initial weights under the model's names, see `WeightFiles`. None: the
                 workload's.
+            optimizer_state: folder with the initial state of the optimizer under the model's names, see
+                `read_optimizer_state`. `optimizer` determines learning rates and other options. None: no state.
             lr_schedule: function of a step, counted from 0, that returns the factor of the optimizer's learning rates
                 in that step. It is called on all ranks. None: the rates stay unless you change them.
             tell: function that gets a sentence for each remark about the loss, on the first rank that computes the
@@ -150,6 +154,9 @@ class Pipeline(RankPipeline):
         self._tell, self._reported, self._is_unknown = tell, set[str](), False
         self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
         self._begin_with = None if weights is None else as_path(weights, ArgumentError)
+        self._optimizer_state_from = None if optimizer_state is None else as_path(optimizer_state, ArgumentError)
+        if optimizer is None and optimizer_state is not None:
+            raise ArgumentError("there is no optimizer for `optimizer_state`", "give `optimizer`, too")
         self._factor = lr_schedule
         self._groups: NeighbourGroups | None = None
         self.parts: dict[int, StageModule] = {}
@@ -180,6 +187,7 @@ class Pipeline(RankPipeline):
             "backend": self._backend,
             "clip_norm": str(self._clip_norm),
             "initial weights": str(self._begin_with),
+            "initial optimizer state": str(self._optimizer_state_from),
             "optimizer": "some" if self._optimizer_of is not None else "none",
         }
 
@@ -240,6 +248,9 @@ class Pipeline(RankPipeline):
         )
         if self._begin_with is not None:
             self._state.others |= load_weights(self._begin_with, self.parts, self._state.names)
+        if self._optimizer_state_from is not None:
+            with OptimizerFiles(self._optimizer_state_from) as files:
+                self._state.load_optimizer(files)
         self.engine: Engine | TorchEngine
         self._engines: ShapedEngines | None = None
         if self._backend == "torch":

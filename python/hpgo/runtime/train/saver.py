@@ -17,7 +17,17 @@ from hpgo.base.documents import make_folder
 from hpgo.base.files import as_path, refused
 from hpgo.base.messages import shorten
 from hpgo.errors import HpgoError, RunError
-from hpgo.runtime.checkpoint import FORMAT, INDEX, VERSION, RankState, gather_all, gather_at, index_checksum, whole_ones
+from hpgo.runtime.checkpoint import (
+    FORMAT,
+    INDEX,
+    VERSION,
+    RankState,
+    gather_all,
+    gather_at,
+    index_checksum,
+    merge_param_groups,
+    whole_ones,
+)
 from hpgo.runtime.progress import HERE, SAVE
 from hpgo.runtime.rendezvous import LOST, first_line, together, translate_errors
 from hpgo.runtime.tensor_files import checksum, write
@@ -165,7 +175,8 @@ class Saver:
                 failure = _failure_of(write_mine)
             failure = self._first(failure)
         if failure is None:
-            everyone = self._everyones((name, size_bytes, checksums, values, facts["optimizer"]))
+            optimizer = facts["optimizer"], facts["param_groups"]
+            everyone = self._everyones((name, size_bytes, checksums, values, optimizer))
             if self._rank == 0:
                 failure = _failure_of(lambda: self._commit(beside, facts, everyone))
             failure = self._first(failure)
@@ -199,7 +210,8 @@ class Saver:
         places: dict[str, str] = {}
         values: dict[str, Any] = {}
         checksums: dict[str, int] = {}
-        for name, size_bytes, keys, its_values, optimizer in everyone:
+        facts["param_groups"] = merge_param_groups([groups for *_, (_, groups) in everyone])
+        for name, size_bytes, keys, its_values, (optimizer, _) in everyone:
             if not keys:
                 continue
             files[name] = size_bytes
