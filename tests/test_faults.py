@@ -22,12 +22,14 @@ import hpgo
 
 pytest.importorskip("torch", reason="needs torch: pip install torch")
 
+import torch.distributed as dist
 from fault_models import LAYERS
 from ports import free_port
 from test_run import finish, start
 from warm_runs import Runs
 
-from hpgo.runtime import progress
+from hpgo.errors import RunError
+from hpgo.runtime import progress, rendezvous
 from hpgo.runtime.failure_detection import FailureDetector, Limits
 from hpgo.runtime.progress import ALL, HERE, SAVE, ProgressEvent, born, busy_ticks
 
@@ -319,3 +321,37 @@ def test_a_rank_that_computes_without_heartbeats_is_not_lost_and_a_stopped_one_i
     finally:
         busy.kill()
         busy.wait()
+
+
+def test_a_port_of_another_run_is_named_with_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/hpgo/__main__.py"])
+    monkeypatch.setattr(rendezvous, "_met", [])
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunError, match=f"port {store.port} belongs to a run of another program"):
+        rendezvous.meet(20.0)
+    names = rendezvous.AddressNames("`--addr`", "`--port`")
+    for rank in (0, 1):
+        rendezvous._take_place(store, rank, 2, names)
+    owner = f"another run, `hpgo` with 2 ranks, whose rank 0 is process {os.getpid()} on {HOST}"
+    with pytest.raises(RunError) as caught:
+        rendezvous.meet(20.0, names)
+    assert caught.value.message == f"port {store.port} belongs to {owner}"
+    assert caught.value.hint.startswith("set `--port` to another port")
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    for rank, size, why in ((1, 2, "its rank 1 is process "), (2, 3, "this rank is one of 3")):
+        with pytest.raises(RunError) as caught:
+            rendezvous._take_place(store, rank, size, names)
+        assert caught.value.message.startswith(f"port {store.port} belongs to {owner}: {why}")
+
+
+def test_a_host_without_an_address_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_RESOLVE_S", 0.0)
+    for host in ("no-such-host.invalid", "x" * 64 + ".invalid"):
+        with pytest.raises(RunError, match=f"the host of rank 0 is `{host}`, which has no address: ") as caught:
+            rendezvous.check_host(host, "MASTER_ADDR")
+        assert caught.value.hint.startswith("set MASTER_ADDR to ")
+    rendezvous.check_host("127.0.0.1", "MASTER_ADDR")
