@@ -14,7 +14,8 @@ import textwrap
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -29,8 +30,8 @@ from test_run import finish, start
 from warm_runs import Runs
 
 from hpgo.errors import RunError
-from hpgo.runtime import progress, rendezvous
-from hpgo.runtime.failure_detection import FailureDetector, Limits
+from hpgo.runtime import guards, launch, progress, rendezvous
+from hpgo.runtime.failure_detection import FailureDetector, FailureReport, Limits, LostRankError
 from hpgo.runtime.progress import ALL, HERE, SAVE, ProgressEvent, born, busy_ticks
 
 if TYPE_CHECKING:
@@ -355,3 +356,75 @@ def test_a_host_without_an_address_is_named_at_once(monkeypatch: pytest.MonkeyPa
             rendezvous.check_host(host, "MASTER_ADDR")
         assert caught.value.hint.startswith("set MASTER_ADDR to ")
     rendezvous.check_host("127.0.0.1", "MASTER_ADDR")
+
+
+class Queue(list[Any]):
+    """The errors that ranks have reported, as `launch` reads them."""
+
+    def empty(self) -> bool:
+        return not self
+
+    def get(self) -> Any:
+        return self.pop(0)
+
+
+def test_the_headline_is_the_first_reason_and_not_what_followed_from_it() -> None:
+    first = FailureReport("rank 2 on box, last seen in its work: ended by SIGKILL", "read its output above")
+    followed = RunError("not all ranks reached the sum of losses: RuntimeError: connection closed")
+    with pytest.raises(RunError, match="ended by SIGKILL"):
+        launch._raise_first(Queue([followed, LostRankError(first.message)]), first, [])
+    own = hpgo.errors.ArgumentError("the loss is a list", "return a number")
+    with pytest.raises(hpgo.errors.ArgumentError, match="the loss is a list"):
+        launch._raise_first(Queue([followed, own]), FailureReport(own.message, own.hint), [])
+    with pytest.raises(RunError, match="not all ranks reached"):
+        launch._raise_first(Queue([LostRankError("another"), followed]), None, [])
+
+
+def test_of_lost_ranks_the_first_is_named() -> None:
+    ranks: list[Any] = [SimpleNamespace(exitcode=None) for _ in range(4)]
+    overseer = launch._Overseer(ranks, [(rank,) for rank in range(4)], None, Limits())
+    for ended in ({1: 1, 2: -signal.SIGKILL}, {0: -signal.SIGSEGV}, {3: 0}):
+        for rank, code in ended.items():
+            ranks[rank].exitcode = code
+        overseer._note_ended()
+    assert overseer._ended_ranks == [2, 1, 0, 3]
+    found = overseer._ended([(rank, ranks[rank].exitcode) for rank in overseer._ended_ranks])
+    assert found is not None
+    assert found.message == f"rank 2 of stage 2 on {HOST}: ended by SIGKILL"
+
+
+def test_where_an_error_happened_reads_as_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = progress.Progress()
+    here.begin(1, (0,))
+    monkeypatch.setattr(guards, "HERE", here)
+    monkeypatch.setattr(guards, "_here", [None])
+    error = RunError("not all ranks reached the end", rendezvous.LOST)
+    error.__cause__ = RuntimeError("gloo")
+    who = f"rank 1 of stage 0 on {HOST}"
+    for words, step, where in (
+        ("the end", None, f"at the end, on {who}"),
+        ("the sum of losses", 3, f"in step 3, the sum of losses, on {who}"),
+    ):
+        here.does(words)
+        here.step = step
+        assert guards.named(error).hint == f"another rank was lost, or took too long; it happened {where}"
+
+
+@pytest.mark.parametrize(
+    ("limits", "silent", "still"),
+    [
+        (Limits(5.0, 2.0), "`silence_s`", "`timeout_s`"),
+        (Limits(5.0, 2.0, 30.0, "--timeout", "--heartbeat-timeout"), "`--heartbeat-timeout`", "`--timeout`"),
+        (Limits(5.0, 2.0, timeout_name="--timeout", silence_name=""), None, "`--timeout`"),
+    ],
+)
+def test_hints_name_what_the_user_can_set(limits: Limits, silent: str | None, still: str) -> None:
+    lost, stalled = (FailureDetector(2, limits, 0.0) for _ in range(2))
+    for beat in range(1, 13):
+        written = {rank: b"%d " % beat + raw.partition(b" ")[2] for rank, raw in reports({"waits": 1}, {}).items()}
+        lost.read({0: written[0]} if beat > 1 else written, beat / 2)
+        stalled.read(written, beat / 2)
+    found = [one.verdict() for one in (lost, stalled)]
+    assert [one is not None and "no sign of life" in one.message for one in found] == [True, False]
+    hints = [re.findall("`(.*?)`", one.hint) for one in found if one is not None]
+    assert hints == [[silent.strip("`")] if silent else [], [still.strip("`")]]

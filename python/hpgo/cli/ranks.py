@@ -31,7 +31,7 @@ def in_ranks(count: int, timeout_s: float, work: Callable[[], None]) -> None:
     from hpgo.runtime.launch import run_here
     from hpgo.runtime.rendezvous import is_launched
 
-    limits = Limits(timeout_s)
+    limits = Limits(timeout_s, timeout_name="--timeout", silence_name="")
     if is_launched():
         take_part(limits, work)
     else:
