@@ -12,7 +12,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # Also of the wheel, which is built from the sdist in another folder: cargo then compiles what differs, and what is new.
 export CARGO_TARGET_DIR := $(CURDIR)/target
 
-.PHONY: build torch clippy lint test crate package test-slow wheel release-check release bench docs site reproduce peers accuracy frameworks fuzz laws soak interrupts faults elastic chaos \
+.PHONY: build torch clippy lint test crate package gpu test-slow wheel release-check release bench docs site reproduce peers accuracy frameworks fuzz laws soak interrupts faults elastic chaos \
 	emulation variants emulated truth mutants sweeps ci nightly clean
 
 # PyTorch is downloaded beside two of the other jobs, and the tests come last: it ends by saying what was skipped and why.
@@ -70,6 +70,12 @@ crate: $(BIN)/.installed
 package: export OMP_NUM_THREADS := 1
 package: build
 	$(BIN)/pytest $(BESIDE) -m "not slow"
+
+# What needs GPUs: the list of tests, then the tests, then what was skipped for lack of a second GPU. No other target
+# shows GPUs to tests.
+gpu: build torch
+	$(BIN)/pytest -m gpu --collect-only -q tests/test_gpu.py
+	HPGO_TEST_GPU=1 $(BIN)/pytest -m gpu -v tests/test_gpu.py
 
 test-slow: build torch
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m slow

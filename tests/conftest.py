@@ -28,7 +28,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Ranks take a GPU if each gets one. Tests compare them with tensors on the CPU, so hide GPUs before torch is imported.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Only `make gpu` shows them.
+ON_GPU = os.environ.get("HPGO_TEST_GPU") == "1"
+if not ON_GPU:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # Other processes may have the processors: no test fails since it was slow.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -113,6 +116,20 @@ def phone(_handheld: Any) -> Iterator[Any]:
     from browsing import lent
 
     yield from lent(_handheld)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that is marked `gpu(N)` where `make gpu` does not run, or where there are fewer than N GPUs."""
+    for mark in item.iter_markers("gpu"):
+        needed = mark.args[0] if mark.args else 1
+        if os.environ.get("HPGO_TEST_DEVICE") == "cpu":
+            continue
+        if not ON_GPU:
+            pytest.skip("needs GPUs: `make gpu` runs it where there are some")
+        import torch
+
+        if torch.cuda.device_count() < needed:
+            pytest.skip(f"needs {needed} GPUs, but torch finds {torch.cuda.device_count()}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

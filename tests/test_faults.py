@@ -14,7 +14,8 @@ import textwrap
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,13 +23,15 @@ import hpgo
 
 pytest.importorskip("torch", reason="needs torch: pip install torch")
 
+import torch.distributed as dist
 from fault_models import LAYERS
 from ports import free_port
 from test_run import finish, start
 from warm_runs import Runs
 
-from hpgo.runtime import progress
-from hpgo.runtime.failure_detection import FailureDetector, Limits
+from hpgo.errors import RunError
+from hpgo.runtime import guards, launch, progress, rendezvous
+from hpgo.runtime.failure_detection import FailureDetector, FailureReport, Limits, LostRankError
 from hpgo.runtime.progress import ALL, HERE, SAVE, ProgressEvent, born, busy_ticks
 
 if TYPE_CHECKING:
@@ -319,3 +322,109 @@ def test_a_rank_that_computes_without_heartbeats_is_not_lost_and_a_stopped_one_i
     finally:
         busy.kill()
         busy.wait()
+
+
+def test_a_port_of_another_run_is_named_with_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/hpgo/__main__.py"])
+    monkeypatch.setattr(rendezvous, "_met", [])
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunError, match=f"port {store.port} belongs to a run of another program"):
+        rendezvous.meet(20.0)
+    names = rendezvous.AddressNames("`--addr`", "`--port`")
+    for rank in (0, 1):
+        rendezvous._take_place(store, rank, 2, names)
+    owner = f"another run, `hpgo` with 2 ranks, whose rank 0 is process {os.getpid()} on {HOST}"
+    with pytest.raises(RunError) as caught:
+        rendezvous.meet(20.0, names)
+    assert caught.value.message == f"port {store.port} belongs to {owner}"
+    assert caught.value.hint.startswith("set `--port` to another port")
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    for rank, size, why in ((1, 2, "its rank 1 is process "), (2, 3, "this rank is one of 3")):
+        with pytest.raises(RunError) as caught:
+            rendezvous._take_place(store, rank, size, names)
+        assert caught.value.message.startswith(f"port {store.port} belongs to {owner}: {why}")
+
+
+def test_a_host_without_an_address_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_RESOLVE_S", 0.0)
+    for host in ("no-such-host.invalid", "x" * 64 + ".invalid"):
+        with pytest.raises(RunError, match=f"the host of rank 0 is `{host}`, which has no address: ") as caught:
+            rendezvous.check_host(host, "MASTER_ADDR")
+        assert caught.value.hint.startswith("set MASTER_ADDR to ")
+    rendezvous.check_host("127.0.0.1", "MASTER_ADDR")
+
+
+class Queue(list[Any]):
+    """The errors that ranks have reported, as `launch` reads them."""
+
+    def empty(self) -> bool:
+        return not self
+
+    def get(self) -> Any:
+        return self.pop(0)
+
+
+def test_the_headline_is_the_first_reason_and_not_what_followed_from_it() -> None:
+    first = FailureReport("rank 2 on box, last seen in its work: ended by SIGKILL", "read its output above")
+    followed = RunError("not all ranks reached the sum of losses: RuntimeError: connection closed")
+    with pytest.raises(RunError, match="ended by SIGKILL"):
+        launch._raise_first(Queue([followed, LostRankError(first.message)]), first, [])
+    own = hpgo.errors.ArgumentError("the loss is a list", "return a number")
+    with pytest.raises(hpgo.errors.ArgumentError, match="the loss is a list"):
+        launch._raise_first(Queue([followed, own]), FailureReport(own.message, own.hint), [])
+    with pytest.raises(RunError, match="not all ranks reached"):
+        launch._raise_first(Queue([LostRankError("another"), followed]), None, [])
+
+
+def test_of_lost_ranks_the_first_is_named() -> None:
+    ranks: list[Any] = [SimpleNamespace(exitcode=None) for _ in range(4)]
+    overseer = launch._Overseer(ranks, [(rank,) for rank in range(4)], None, Limits())
+    for ended in ({1: 1, 2: -signal.SIGKILL}, {0: -signal.SIGSEGV}, {3: 0}):
+        for rank, code in ended.items():
+            ranks[rank].exitcode = code
+        overseer._note_ended()
+    assert overseer._ended_ranks == [2, 1, 0, 3]
+    found = overseer._ended([(rank, ranks[rank].exitcode) for rank in overseer._ended_ranks])
+    assert found is not None
+    assert found.message == f"rank 2 of stage 2 on {HOST}: ended by SIGKILL"
+
+
+def test_where_an_error_happened_reads_as_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = progress.Progress()
+    here.begin(1, (0,))
+    monkeypatch.setattr(guards, "HERE", here)
+    monkeypatch.setattr(guards, "_here", [None])
+    error = RunError("not all ranks reached the end", rendezvous.LOST)
+    error.__cause__ = RuntimeError("gloo")
+    who = f"rank 1 of stage 0 on {HOST}"
+    for words, step, where in (
+        ("the end", None, f"at the end, on {who}"),
+        ("the sum of losses", 3, f"in step 3, the sum of losses, on {who}"),
+    ):
+        here.does(words)
+        here.step = step
+        assert guards.named(error).hint == f"another rank was lost, or took too long; it happened {where}"
+
+
+@pytest.mark.parametrize(
+    ("limits", "silent", "still"),
+    [
+        (Limits(5.0, 2.0), "`silence_s`", "`timeout_s`"),
+        (Limits(5.0, 2.0, 30.0, "--timeout", "--heartbeat-timeout"), "`--heartbeat-timeout`", "`--timeout`"),
+        (Limits(5.0, 2.0, timeout_name="--timeout", silence_name=""), None, "`--timeout`"),
+    ],
+)
+def test_hints_name_what_the_user_can_set(limits: Limits, silent: str | None, still: str) -> None:
+    lost, stalled = (FailureDetector(2, limits, 0.0) for _ in range(2))
+    for beat in range(1, 13):
+        written = {rank: b"%d " % beat + raw.partition(b" ")[2] for rank, raw in reports({"waits": 1}, {}).items()}
+        lost.read({0: written[0]} if beat > 1 else written, beat / 2)
+        stalled.read(written, beat / 2)
+    found = [one.verdict() for one in (lost, stalled)]
+    assert [one is not None and "no sign of life" in one.message for one in found] == [True, False]
+    hints = [re.findall("`(.*?)`", one.hint) for one in found if one is not None]
+    assert hints == [[silent.strip("`")] if silent else [], [still.strip("`")]]

@@ -584,6 +584,17 @@ def test_a_misspelt_name_in_a_file_of_pipeedge_is_refused_beside_the_one_that_is
         ("plan bert-48 --equal-shares", "did you mean `--even-split`?"),
         ("plan llama-3-8b --seq 4096", "did you mean `hpgo llm plan`?"),
         ("run plan.json --emulate", "did you mean `hpgo emulate`?"),
+        *(
+            (
+                f"{typed} {quiet}",
+                "progress is shown on a terminal only, so no option is needed to hide it; `--json` prints",
+            )
+            for typed, quiet in (
+                ("plan bert-48", "-q"),
+                ("run plan.json", "--quiet"),
+                ("emulate plan.json", "--silent"),
+            )
+        ),
         ("price bert-48", "did you mean `hpgo evaluate`?"),
         ("explain plan.json", "did you mean `hpgo llm explain`?"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -25,6 +26,8 @@ from soak import Served
 import hpgo
 from hpgo.page.cache import Store
 from hpgo.page.origins import foreign
+from hpgo.page.pool import Limits, Pool, UnavailableError
+from hpgo.page.worker import PageRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -225,6 +228,26 @@ def test_a_full_queue_says_when_to_come_again() -> None:
         assert busy.ask(f"/picture.txt?{LARGE}")[0] == 200
     finally:
         assert busy.stop() == 130
+
+
+def test_a_request_waits_for_a_worker_no_longer_than_it_may_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def endless(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def asked() -> None:
+        pool = Pool(1, 2, Limits(2**30, 0.05))
+        monkeypatch.setattr(pool, "_work", endless)
+        first = asyncio.create_task(pool.run(PageRequest("page")))
+        await asyncio.sleep(0)
+        with pytest.raises(UnavailableError, match="the request has waited for 50 ms, the time limit, behind others"):
+            await pool.run(PageRequest("page"))
+        assert not first.done()
+        first.cancel()
+        await pool.close()
+        with pytest.raises(UnavailableError, match="hpgo is stopping"):
+            await first
+
+    asyncio.run(asked())
 
 
 def test_work_for_a_client_that_left_ends(served: Served) -> None:

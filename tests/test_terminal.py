@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-from hpgo.cli.terminal import passing_lines, progress, table
+from hpgo.cli.terminal import passing_lines, progress, say, table
 
 ROWS = [("vgg-19", 26, "548 MB", "2 × 8"), ("a[b]c", 1_000, "1.5 GB", "16 × 1")]
 LONG = [(*ROWS[0], "Remarks could hardly mean something if they lost their end"), (*ROWS[1], "none")]
@@ -114,3 +114,13 @@ def test_a_bar_is_silent_in_a_pipe(capsys):
 def test_a_long_digit_string_is_aligned_at_once(capsys):
     table(["name"], [["1" * 10_000 + "!"]])
     assert len(capsys.readouterr().out) > 10_000
+
+
+def test_a_long_path_is_cut_in_an_error_and_whole_in_a_command(capsys):
+    path = f"/{'folder/' * 600}plan.json"
+    say("error", f"file not found: `{path}`")
+    say("hint", f"make the folder: `mkdir -p {path}`")
+    error, hint = capsys.readouterr().err.splitlines()
+    assert re.fullmatch("error: file not found: `/folder/.*….*/folder/plan.json`", error)
+    assert len(error) == len("error: file not found: ") + 160
+    assert hint == f"hint: make the folder: `mkdir -p {path}`"

@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 import reproduction  # noqa: E402 -- what needs torch, where there is one
 import runtime_models  # noqa: E402
+import sleeping_stages  # noqa: E402
 import variants  # noqa: E402
 from emulated_plans import emulated  # noqa: E402
 from engine_variants import LAYERS, VARIANTS, WORKERS, program_of_variant, staggered  # noqa: E402
@@ -235,3 +236,11 @@ def test_every_plan_of_a_question_is_emulated_at_published_size() -> None:
     spawned.start()
     spawned.join()
     assert spawned.exitcode == 0
+
+
+def test_stages_that_sleep_take_the_passes_that_the_page_counts() -> None:
+    passes = {(1, 1): 16, (2, 2): 16 + 1, (4, 4): 16 + 3, (8, 4): 32 + 3, (8, 8): 16 + 7}
+    assert tuple(passes) == sleeping_stages.CASES
+    for (stages, processes), count in passes.items():
+        step_s = hpgo.simulate(sleeping_stages.program_of(stages, processes)).makespan_s
+        assert step_s == pytest.approx(count * (sleeping_stages.FORWARD_S + sleeping_stages.BACKWARD_S) / stages)

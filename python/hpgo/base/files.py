@@ -137,7 +137,7 @@ def _beside(path: Path) -> str:
     """Return a hint that names a similar file in the folder of `path`, or that reports a missing folder."""
     try:
         if not path.parent.is_dir():
-            return f"check the folder: `{path.parent}` is not there either"
+            return "check the path: its folder does not exist either"
         names = [other.name for other in path.parent.iterdir() if other.is_file()]
     except (OSError, ValueError):
         return ""

@@ -273,6 +273,19 @@ def shorten(text: str, maximum: int = 40) -> str:
     return printable(text if len(text) <= maximum else f"{text[: maximum - 1]}…")
 
 
+def cut_words(text: str, maximum: int = 160) -> str:
+    """Return `text` without the middle of words that have more than `maximum` characters, as long paths have.
+
+    >>> cut_words("no file `/a/very/long/path.yaml` here", maximum=12)
+    'no file `/a/…h.yaml` here'
+    """
+    begin = maximum // 3
+    end = maximum - 1 - begin
+    return " ".join(
+        word if len(word) <= maximum else f"{word[:begin]}…{word[len(word) - end :]}" for word in text.split(" ")
+    )
+
+
 def brief(kind: str, text: str) -> str:
     """Return the `repr` of a record: one line of less than 120 characters.
 

@@ -72,6 +72,7 @@ _FORMER_OPTIONS = {
     "run --emulate": "hpgo emulate",
 }
 """Current option or command for each former option, or for a former option of one command."""
+_QUIET = {"-q", "--quiet", "--silent"}
 COMMANDS = {name: row for section in SECTIONS.values() for name, row in section.items()}
 
 
@@ -165,6 +166,10 @@ def _nearest_option(error: click.ClickException) -> str:
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     options = [name for param in error.ctx.command.get_params(error.ctx) for name in param.opts if name.startswith("-")]
+    if error.option_name in _QUIET:
+        # Other programs have it, so people type it, and the most similar option would have nothing to do with it.
+        alone = "; `--json` prints the result alone" if "--json" in options else ""
+        return f"progress is shown on a terminal only, so no option is needed to hide it{alone}"
     begun = [name for name in options if error.option_name.startswith("--") and name.startswith(error.option_name)]
     former = (_FORMER_OPTIONS.get(key, "") for key in (error.option_name, f"{error.ctx.info_name} {error.option_name}"))
     if current := next((name for name in former if name in options or name.startswith("hpgo ")), ""):

@@ -154,6 +154,7 @@ def command(options: PipeEdgeRunOptions) -> None:
     from hpgo.runtime.failure_detection import Limits
     from hpgo.runtime.pipeedge.ranks import Rank
     from hpgo.runtime.preemption import Preempted
+    from hpgo.runtime.rendezvous import AddressNames
 
     part = Rank(
         number=options.rank,
@@ -177,7 +178,8 @@ def command(options: PipeEdgeRunOptions) -> None:
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     try:
-        take_part(Limits(options.timeout_s), lambda: _work(part))
+        limits = Limits(options.timeout_s, timeout_name="--timeout", silence_name="")
+        take_part(limits, lambda: _work(part), AddressNames("`--addr`", "`--port`"))
     except Preempted:
         if options.rank == 0:
             say("preempted", "all micro-batches that had entered the pipeline have left it")

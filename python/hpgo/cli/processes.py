@@ -71,7 +71,7 @@ class ProcessOptions(Options):
                 f"make the folder: `mkdir -p {folder}`",
                 code="not_found",
             )
-        return Limits(self.timeout_s, self.heartbeat_timeout_s, self.grace_s)
+        return Limits(self.timeout_s, self.heartbeat_timeout_s, self.grace_s, "--timeout", "--heartbeat-timeout")
 
 
 class ModelOptions(ProcessOptions):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpgo.runtime.failure_detection import Limits
+    from hpgo.runtime.rendezvous import AddressNames
 
 _PAUSE_S = 1.0
 """Pause before the first failing rank exits. The launcher then kills the others, which may still report an error."""
@@ -30,21 +31,24 @@ def in_ranks(count: int, timeout_s: float, work: Callable[[], None]) -> None:
     from hpgo.runtime.launch import run_here
     from hpgo.runtime.rendezvous import is_launched
 
-    limits = Limits(timeout_s)
+    limits = Limits(timeout_s, timeout_name="--timeout", silence_name="")
     if is_launched():
         take_part(limits, work)
     else:
         run_here(count, work, limits)
 
 
-def take_part(limits: Limits, work: Callable[[], None]) -> None:
-    """Run `work` as one rank of a launcher, with failure detection and handling of preemption."""
+def take_part(limits: Limits, work: Callable[[], None], names: AddressNames | None = None) -> None:
+    """Run `work` as one rank of a launcher, with failure detection and handling of preemption.
+
+    `names` are the options that set the address of rank 0, if the command has such options.
+    """
     from hpgo.runtime import guards
     from hpgo.runtime.preemption import Preempted
     from hpgo.runtime.rendezvous import guard
 
     try:
-        guard(limits, _tell)
+        guard(limits, _tell, names)
         work()
     except Preempted:
         guards.end()

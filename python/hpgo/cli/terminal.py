@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpgo.base.messages import percent, printable
+from hpgo.base.messages import cut_words, percent, printable
 from hpgo.base.tables import cells_of, folded, numeric, plain
 
 if TYPE_CHECKING:
@@ -80,10 +80,12 @@ def _rich_table(columns: Sequence[str], cells: list[list[str]], title: str | Non
 def say(kind: str, text: str) -> None:
     """Print an `error`, `hint`, `note` or `warning` on stderr, as one line without control characters.
 
+    Long words of an error are cut, such as paths. Hints may be commands to copy, so they stay whole.
     If stderr is closed or its disk is full, the text is dropped without an error.
     """
+    line = printable(text)
     try:
-        click.echo(f"{kind}: {printable(text)}", err=True)
+        click.echo(f"{kind}: {cut_words(line) if kind == 'error' else line}", err=True)
     except OSError:
         # Later messages and the flush at exit must not fail for the same reason.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

@@ -79,7 +79,8 @@ class Pool:
     async def run(self, job: PageRequest | PlanJob, talk: JobChannel | None = None) -> Done:
         """Run `job`, and stop its work soon after this call is cancelled. A search uses the channel `talk`.
 
-        Raises the error of the job, HpgoError if it exceeds its limits, UnavailableError, or BrokenError.
+        The job waits for a worker no longer than it may then take, `Limits.time_s`. Raises the error of the job,
+        HpgoError if it exceeds its limits, UnavailableError, or BrokenError.
         """
         # Requests beyond the queue fail at once, so that memory and waiting times stay bounded.
         if self._waiting >= self._queue:
@@ -89,7 +90,14 @@ class Pool:
             )
         self._waiting += 1
         try:
-            await self._free.acquire()
+            # Work ahead may take its whole time limit, one job after the other. A client must not wait for all of it.
+            async with asyncio.timeout(self.limits.time_s):
+                await self._free.acquire()
+        except TimeoutError:
+            raise UnavailableError(
+                f"the request has waited for {format_seconds(self.limits.time_s)}, the time limit, behind others",
+                "try again soon, or start `hpgo serve` with more `--workers`",
+            ) from None
         finally:
             self._waiting -= 1
         if self._closed:

@@ -51,11 +51,7 @@ _HELD_UP_S = 3 * BEAT_S
 _MAX_TIMEOUT_S = 1e6
 """Longest timeout, in seconds: 11 days. Waits in C++ count milliseconds in 32 bits."""
 _STDERR = 2
-_LONGER = "allow more time with `--heartbeat-timeout`, in scripts `silence_s`"
-_SILENT = (
-    f"it was stopped or killed, or its node is gone; if it was slow, or a call held Python's lock (GIL), {_LONGER}"
-)
-_STILL = "if an action may take that long, allow more time with `--timeout`, in scripts `timeout_s`"
+_SILENT = "it was stopped or killed, or its node is gone"
 
 
 class LostRankError(RunError):
@@ -72,11 +68,19 @@ class Limits:
     """Longest time for which a rank may send no heartbeat; at most `timeout_s`."""
     grace_s: float = 30.0
     """Longest time that a run may take to end after it was asked to."""
+    timeout_name: str = "timeout_s"
+    """Name under which the user sets `timeout_s`, for messages: an argument of scripts, or an option of a command."""
+    silence_name: str = "silence_s"
+    """Name under which the user sets `silence_s`; empty if a command has no such option."""
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "silence_s", "grace_s"):
             object.__setattr__(self, name, number(name, getattr(self, name), above=0, maximum=_MAX_TIMEOUT_S))
         object.__setattr__(self, "silence_s", min(self.silence_s, self.timeout_s))
+
+    def longer_silence(self, when: str) -> str:
+        """Return the advice to allow more time without heartbeats, which begins with `; ` and `when`, or nothing."""
+        return f"; {when}, allow more time with `{self.silence_name}`" if self.silence_name else ""
 
     @property
     def patience_s(self) -> float:
@@ -157,7 +161,8 @@ class FailureDetector:
         for rank in sorted(self.reports, key=lambda one: -silent_s[one]):
             report = self.reports[rank]
             if silent_s[rank] > limits.silence_s and not report.has_left:
-                return FailureReport(f"{report}: no sign of life for {limits.silence_s:g} s", _SILENT, culprit=rank)
+                hint = _SILENT + limits.longer_silence("if it was slow, or a call held Python's lock (GIL)")
+                return FailureReport(f"{report}: no sign of life for {limits.silence_s:g} s", hint, culprit=rank)
         for rank in silent_s.keys() - self.reports.keys():
             if silent_s[rank] > limits.timeout_s:
                 hint = "check that all ranks start, and that their nodes reach each other"
@@ -189,7 +194,8 @@ class FailureDetector:
                 break
             at, saving = found
         report = self.reports[at]
-        return FailureReport(f"{report}: the run has stood still for {self._limits.timeout_s:g} s", _STILL)
+        hint = f"if an action may take that long, allow more time with `{self._limits.timeout_name}`"
+        return FailureReport(f"{report}: the run has stood still for {self._limits.timeout_s:g} s", hint)
 
     def _next(self, report: ProgressEvent, *, saving: bool) -> tuple[int, bool] | None:
         """Return the rank that a rank waits for, and whether it waits for its save; None if it waits for no rank."""
@@ -365,7 +371,7 @@ class Watch:
     def _without_store(self) -> FailureReport:
         """Return the reason when the store does not answer: the rank or launcher that keeps it is gone."""
         report = self._judge.reports.get(0)
-        hint = f"it keeps the ranks' store; if it was only slow, {_LONGER}"
+        hint = "it keeps the ranks' store" + self.limits.longer_silence("if it was only slow")
         if report is None or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
             return FailureReport(f"the launcher has given no sign of life for {self.limits.silence_s:g} s", hint)
         return FailureReport(f"{report}: no sign of life for {self.limits.silence_s:g} s", hint, culprit=0)

@@ -100,9 +100,8 @@ def named(error: HpgoError) -> HpgoError:
     cause = error.__cause__
     if not _here or error.message.startswith("rank ") or cause is None or isinstance(cause, HpgoError):
         return error
-    return error.reworded(
-        error.message, f"{error.hint}; it happened in {HERE}" if error.hint else f"it happened in {HERE}"
-    )
+    where = f"it happened {HERE.where()}"
+    return error.reworded(error.message, f"{error.hint}; {where}" if error.hint else where)
 
 
 def lost() -> LostRankError | None:

@@ -200,6 +200,8 @@ class _Overseer:
     ) -> None:
         self._ranks, self._stages, self._store, self._limits = ranks, stages, store, limits
         self._judge = FailureDetector(len(ranks), limits, time.monotonic())
+        self._ended_ranks: list[int] = []
+        """Ranks that have ended, in that order."""
 
     def wait(self, notice: list[int]) -> FailureReport | None:
         """Wait until all have ended, or the rest has had its time. Return the reason why the run was lost, or None."""
@@ -210,6 +212,7 @@ class _Overseer:
         while left and (now_s := time.monotonic()) < until_s:
             multiprocessing.connection.wait([one.sentinel for one in left], min(BEAT_S, until_s - now_s))
             left = [one for one in left if one.exitcode is None]
+            self._note_ended()
             if notice and not is_passed_on:
                 is_passed_on = True
                 until_s = time.monotonic() + self._limits.grace_s
@@ -221,17 +224,22 @@ class _Overseer:
                     until_s = min(until_s, time.monotonic() + 2 * BEAT_S + LEAVE_S)
         return verdict
 
+    def _note_ended(self) -> None:
+        codes = {at: code for at, one in enumerate(self._ranks) if (code := one.exitcode) is not None}
+        # Of ranks that end at once, one that a signal has ended is the cause, since it did not wait for others.
+        self._ended_ranks += sorted(codes.keys() - set(self._ended_ranks), key=lambda at: codes[at])
+
     def _verdict(self) -> FailureReport | None:
         # Take the exit codes before the readings. A rank writes that it leaves before it exits, so that no normal exit
         # looks like a loss.
-        codes = [one.exitcode for one in self._ranks]
+        codes = [(at, self._ranks[at].exitcode) for at in self._ended_ranks]
         self._judge.read(readings(self._store, range(len(self._ranks))), time.monotonic())
         mine = self._ended(codes) or self._judge.verdict()
         return agreed(self._store, mine)
 
-    def _ended(self, codes: list[int | None]) -> FailureReport | None:
-        """Return the reason if a rank has ended without reporting one: a rank ended by a signal, or else the first."""
-        for at, code in sorted(enumerate(codes), key=lambda place: place[1] or 0):
+    def _ended(self, codes: list[tuple[int, int | None]]) -> FailureReport | None:
+        """Return the reason if a rank has ended without reporting one: the first of `codes`, rank by rank."""
+        for at, code in codes:
             report = self._judge.reports.get(at)
             if code is None or code == CODE or (code == 0 and report is not None and report.has_left):
                 continue
@@ -256,13 +264,15 @@ def _raise_first(errors: Any, verdict: FailureReport | None, ranks: list[ForkPro
     reported: list[HpgoError] = []
     while not errors.empty():
         reported.append(errors.get())
+    if verdict is not None and verdict.code != CODE:
+        # The first reason is the cause. Other ranks may have reported what followed from it.
+        own = [one for one in reported if one.message == verdict.message and not isinstance(one, LostRankError)]
+        raise own[0] if own else RunError(verdict.message, verdict.hint)
     for error in reported:
         if not isinstance(error, LostRankError):
             raise error
-    if verdict is not None and verdict.code == CODE:
-        raise Preempted(verdict.message)
     if verdict is not None:
-        raise RunError(verdict.message, verdict.hint)
+        raise Preempted(verdict.message)
     for error in reported:
         raise error
     # No error and no verdict, but exit codes: the ranks were asked to end.

@@ -23,6 +23,8 @@ ALL = "all"
 """Value of `waits` while a rank waits for every rank."""
 SAVE = "save"
 """Value of `waits` while a rank waits for the save that it takes part in."""
+_MOMENTS = {"the start", "the end"}
+"""Descriptions of moments, which read "at the end". All others are actions, "in the forward pass"."""
 _KINDS = {"F": "the forward pass", "B": "the backward pass", "I": "the backward pass", "W": "the backward pass"}
 # The order matters: of ranks between the same collective steps, one that works is behind one that waits for a
 # reduction, which is behind one that waits in the next collective step.
@@ -145,6 +147,11 @@ class Progress:
 
     def __str__(self) -> str:
         return f"{who(self.rank, self.stages, socket.gethostname())}, {self._what()}"
+
+    def where(self) -> str:
+        """Return what the rank does and which one it is, as the end of a sentence: "at the end, on rank 1 on box"."""
+        what, name = self._what(), who(self.rank, self.stages, socket.gethostname())
+        return f"{'at' if what in _MOMENTS else 'in'} {what}, on {name}"
 
     def _what(self) -> str:
         # Build the text only when it is asked for: the engine changes its action thousands of times between two

@@ -5,10 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import socket
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -16,9 +20,10 @@ import torch
 import torch.distributed as dist
 
 from hpgo._core import __version__
+from hpgo.base.messages import pluralize, shorten
 from hpgo.errors import HpgoError, RunError
 from hpgo.runtime import guards
-from hpgo.runtime.failure_detection import LostRankError
+from hpgo.runtime.failure_detection import BEAT_S, LostRankError
 from hpgo.runtime.progress import HERE
 
 if TYPE_CHECKING:
@@ -35,6 +40,20 @@ _watches = itertools.count()
 _ANSWER_S = 0.05
 """Interval in seconds at which rank 0 checks for ranks that ask for the name of their attempt."""
 LOST = "another rank was lost, or took too long"
+_RUN = "hpgo/run"
+"""The store's key of the description of the run that it belongs to."""
+_RESOLVE_S = 5.0
+"""Time in seconds to find the address of a host. Container platforms register names while the containers start."""
+_ASK_S = 2.0
+"""Time in seconds to ask the program that listens at a port whether it is a run. Not tuned."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressNames:
+    """Names under which the user sets the address of rank 0: variables of launchers, or options of a command."""
+
+    host: str = "MASTER_ADDR"
+    port: str = "MASTER_PORT"
 
 
 @contextmanager
@@ -102,21 +121,29 @@ def place() -> tuple[int, int]:
     return int(rank), int(size)
 
 
-def meet(timeout_s: float) -> Any:
+def meet(timeout_s: float, names: AddressNames | None = None) -> Any:
     """Return the store that all ranks of this launch share, without keys of earlier ones.
 
-    Raise RunError if it can't be reached.
+    Raise RunError if it can't be reached, or if it is the store of another run.
     """
     if not _met:
         rank, size = place()
+        names = names or AddressNames()
+        check_host(os.environ["MASTER_ADDR"], names.host)
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         with translate_errors(
             f"the ranks don't meet at {where}",
             "check that the port is free, that the address is that of rank 0, and that all ranks start",
         ):
-            store = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))[0]
+            try:
+                store = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))[0]
+            except dist.DistNetworkError as failure:
+                raise (_used_port(names) if "EADDRINUSE" in str(failure) else failure) from failure
             if _may_be_used_before():
                 store = dist.PrefixStore(f"hpgo/{_attempt(store, rank, size)}", store)
+            # The store of torchrun's agent can't be another run's, and may have keys of ranks that torchrun restarted.
+            elif not _is_agents():
+                _take_place(store, rank, size, names)
             # Keep the store open for the whole process: if rank 0 closed it between runs, other ranks could not meet
             # again.
             _met.append((store, 0))
@@ -130,12 +157,74 @@ def store_of_run(timeout_s: float) -> Any:
     return dist.PrefixStore(f"hpgo/{_met[0][1]}", store)
 
 
+def check_host(host: str, name: str) -> None:
+    """Raise RunError if the host name of rank 0, given as `name`, has no address within 5 s."""
+    # Torch tries for its whole timeout, which is ten minutes by default.
+    until_s = time.monotonic() + _RESOLVE_S
+    while True:
+        try:
+            socket.getaddrinfo(host, None)
+        except (OSError, UnicodeError) as failure:  # Python encodes names as IDNA, which has limits on lengths
+            if time.monotonic() > until_s or not isinstance(failure, socket.gaierror):
+                reason = getattr(failure, "strerror", None) or failure
+                raise RunError(
+                    f"the host of rank 0 is `{shorten(host, 80)}`, which has no address: {reason}",
+                    f"set {name} to a name or address of the host of rank 0, as this host knows it",
+                    code="not_found",
+                ) from None
+            time.sleep(BEAT_S)
+        else:
+            return
+
+
+def _take_place(store: Any, rank: int, size: int, names: AddressNames) -> None:
+    """Take the place of `rank` in the store of rank 0. Raise RunError if the store is that of another run."""
+    mine = f"process {os.getpid()} on {socket.gethostname()}"
+    if rank == 0:
+        store.set(_RUN, f"{_program()} with {pluralize(size, 'rank')}, whose rank 0 is {mine}")
+    # Before anything else is written: the heartbeats and reports of this process would end the other run.
+    world = store.compare_set("hpgo/size", "", str(size)).decode()
+    holder = store.compare_set(f"hpgo/place/{rank}", "", mine).decode() if world == str(size) else ""
+    if holder != mine:
+        other = store.get(_RUN).decode() if store.check([_RUN]) else f"a run of {pluralize(int(world), 'rank')}"
+        taken = f"its rank {rank} is {holder}" if holder else f"this rank is one of {size}"
+        raise RunError(
+            f"port {os.environ['MASTER_PORT']} belongs to another run, {other}: {taken}",
+            f"set {names.port} to another port, on all ranks of this run",
+            code="conflict",
+        )
+
+
+def _used_port(names: AddressNames) -> RunError:
+    """Return the error of rank 0 that can't listen at its port, with the run that does if it is one of hpgo."""
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    other = "another program"
+    with suppress(RuntimeError):  # it is not a store
+        store = dist.TCPStore(
+            host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_ASK_S)
+        )  # fmt: skip
+        other = f"another run, {store.get(_RUN).decode()}" if store.check([_RUN]) else "a run of another program"
+    return RunError(
+        f"port {port} belongs to {other}",
+        f"set {names.port} to another port, on all ranks of this run",
+        code="conflict",
+    )
+
+
+def _program() -> str:
+    """Return the name of the program that runs: that of its script, or of its package."""
+    path = Path(sys.argv[0])
+    return f"`{shorten(path.parent.name if path.stem == '__main__' else path.name)}`"
+
+
+def _is_agents() -> bool:
+    """Return whether torchrun's agent keeps the store."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+
+
 def _may_be_used_before() -> bool:
     """Return whether the launcher keeps the store and may restart its ranks."""
-    return (
-        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-        and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-    )
+    return _is_agents() and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
 
 
 def _attempt(store: Any, rank: int, size: int) -> str:
@@ -180,17 +269,17 @@ def _knows(name: str, rank: int) -> str:
     return f"hpgo/knows/{name}/{rank}"
 
 
-def guard(limits: Limits, tell: Callable[[RunError], None] = guards.say) -> bool:
+def guard(limits: Limits, tell: Callable[[RunError], None] = guards.say, names: AddressNames | None = None) -> bool:
     """Guard this process as a rank of its launch. Return whether `guards.end` must follow.
 
-    `tell` reports why the run is over where the main thread can't.
+    `tell` reports why the run is over where the main thread can't. `names` are for messages.
     """
     if guards.are_there():
         return False
     if is_launched():
         rank, size = place()
         # Each run has its own prefix, so that a verdict on one run does not end the next.
-        store = dist.PrefixStore(f"hpgo/watch/{next(_watches)}", meet(limits.timeout_s))
+        store = dist.PrefixStore(f"hpgo/watch/{next(_watches)}", meet(limits.timeout_s, names))
         HERE.begin(rank)
         return guards.begin(store.clone(), rank, size, limits, tell)
     HERE.begin(0)

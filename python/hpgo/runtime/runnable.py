@@ -146,7 +146,7 @@ def bits_behind(planned: Sequence[int] | None, stages: int, asked: object) -> tu
     hint = f"give 0 for unquantized values, or one of {', '.join(map(str, BITS))}"
     if asked is None:
         found = [0 if bits >= WHOLE_BITS else bits for bits in planned or [0] * (stages - 1)]
-        hint = f"plan with `--bits` of {', '.join(map(str, BITS))}, or set `quantize`"
+        hint = f"plan with `hpgo partition --bits` of {', '.join(map(str, BITS))}, or set `quantize`"
     elif isinstance(asked, tuple | list):
         found = [check_int("a number of bits", one, minimum=0, hint=hint) for one in asked]
     else:

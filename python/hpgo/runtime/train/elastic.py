@@ -71,7 +71,7 @@ def _planned(file: str, size: int) -> str:
     if not isinstance(cluster, Cluster):
         raise ArgumentError(
             f"{file} has no profile and cluster, but elastic runs have to plan again",
-            "write it without `--no-embed`",
+            "write it with `hpgo plan -o`, without `--no-embed`",
             code="mismatch",
         )
     _check_nodes(cluster, size)

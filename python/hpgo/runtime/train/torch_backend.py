@@ -65,7 +65,7 @@ def pipelines(program: Program) -> list[tuple[int, ...]]:
             raise ArgumentError(
                 f"replicas of stage {number} split a micro-batch differently from replicas of stage 0, but"
                 " torch's pipelining sends whole tensors from one rank to one",
-                f"{_HINT}, or plan with `--even-split`",
+                f"{_HINT}, or plan with `hpgo plan --even-split`",
                 code="unsupported",
             )
     # A rank of the schedule may hold several stages. torch expects them on one device in each replica.
