@@ -28,6 +28,7 @@ class Question:
     overlap: bool
     shard_optimizer: bool
     even_split: bool
+    overlap_p2p_comm: bool = True
 
     @property
     def options(self) -> dict[str, Any]:
@@ -35,6 +36,7 @@ class Question:
             "schedule": self.schedule,
             "recompute": self.recompute,
             "overlap": self.overlap,
+            "overlap_p2p_comm": self.overlap_p2p_comm,
             "even_split": self.even_split,
             "memory": hpgo.MemoryModel(shard_optimizer=self.shard_optimizer),
         }
@@ -64,6 +66,7 @@ class Question:
                 schedule=self.schedule,
                 recompute=recompute,
                 overlap=self.overlap,
+                overlap_p2p_comm=self.overlap_p2p_comm,
                 shard_optimizer=self.shard_optimizer,
             )
             for recompute in ([False, True] if self.recompute == "auto" else [bool(self.recompute)])
@@ -174,6 +177,7 @@ class Case:
             "schedule": assumed.schedule,
             "recompute": assumed.recompute,
             "overlap": assumed.overlap,
+            "overlap_p2p_comm": assumed.overlap_p2p_comm,
             "include_data_loading": assumed.include_data_loading,
             "memory": hpgo.MemoryModel(
                 gradients_per_weight=assumed.gradients_per_weight,

@@ -141,14 +141,14 @@ fn questions() -> impl Strategy<Value = Question> {
     let by_stage = Just(vec![Recompute::ByStage]);
     let recompute = prop_oneof![Just(vec![Recompute::Never]), Just(vec![Recompute::Always]), Just(both), by_stage];
     let batch = prop_oneof![Just(1_u32), Just(2), Just(4), Just(6), Just(8)];
-    (graphs(), clusters(), batch, warm_up, recompute, any::<[bool; 3]>(), weighted(0.3)).prop_map(
+    (graphs(), clusters(), batch, warm_up, recompute, any::<[bool; 4]>(), weighted(0.3)).prop_map(
         |(
             graph,
             cluster,
             global_batch,
             warm_up,
             recompute,
-            [uneven_shares, overlap_sync, shard_optimizer],
+            [uneven_shares, overlap_sync, overlap_p2p_comm, shard_optimizer],
             equal_replicas,
         )| {
             let pipeline_micro_batch_sizes =
@@ -159,6 +159,7 @@ fn questions() -> impl Strategy<Value = Question> {
                 min_samples_per_replica: 1,
                 uneven_shares,
                 overlap_sync,
+                overlap_p2p_comm,
                 recompute,
                 warm_up,
                 memory: MemoryModel {

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from math import inf
+from typing import TYPE_CHECKING
 
 import pytest
 from peers import alpa, metis, partitioning, pipedream, piper
 
 import hpgo
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -31,6 +35,35 @@ def test_partitions_load_is_work_and_each_tensor_once(chain: hpgo.Profile) -> No
     assert partitioning.load_ms(chain, [([first], 1), ([second], 1), ([third], 1)], 2) == pytest.approx(
         1e3 * (6 + moved_s)
     )
+
+
+def test_the_processor_sends_for_free_and_takes_ten_times_as_long(chain: hpgo.Profile) -> None:
+    first, second, third = (layer.id for layer in chain.layers)
+    stages = [([first, second], 1), ([third], 1)]
+    assert partitioning.load_ms(chain, stages, 2) == pytest.approx(1e3 * (9 + 2 * 2e9 / partitioning.BYTES_PER_S))
+    assert partitioning.load_ms(chain, stages, 2, processor=1) == pytest.approx(30e3)
+
+
+@pytest.mark.parametrize(
+    ("name", "passes", "load_ms"),
+    [("bert24_inference", 1, 17.78990625), ("bert24_training", 2, 41.7458125), ("resnet50_inference", 1, 33.774666016)],
+)  # fmt: skip
+def test_plans_without_overlap_have_the_loads_that_dnn_partitioning_proves_shortest(
+    reference: Path, name: str, passes: int, load_ms: float
+) -> None:
+    """Its program `throughput-dp/dp.cpp` printed the loads, of the fullest of six accelerators and a processor."""
+    profile = hpgo.read_profile(reference / f"dnn-partitioning/{name}.json", batch_size=1)
+    plan, _ = partitioning.best_plan(profile, 6, passes)
+    processor = partitioning.processor_of(plan, 6)
+    assert partitioning.load_ms(profile, partitioning.stages_of(plan), passes, processor) == pytest.approx(load_ms)
+    assert 1e3 * max(sum(stage.occupied_s) for stage in plan.stages) == pytest.approx(load_ms)
+    assert plan.optimality_gap == pytest.approx(0, abs=1e-6)
+
+
+def test_partitions_run_in_an_order_that_respects_the_edges(chain: hpgo.Profile) -> None:
+    first, second, third = (layer.id for layer in chain.layers)
+    found = {"fpgas": [{"nodes": [third]}, {"nodes": []}], "cpus": [{"nodes": [first, second]}]}
+    assert partitioning.stages_in_order(chain, found) == [([first, second], [2]), ([third], [0])]
 
 
 def test_alpa_s_objective_is_the_sum_and_the_slowest_again(chain: hpgo.Profile) -> None:

@@ -24,6 +24,7 @@ class Assumed:
     schedule: str = "eager_1f1b"
     recompute: bool = False
     overlap: bool = True
+    overlap_p2p_comm: bool = True
     include_data_loading: bool = False
     gradients_per_weight: float = 1.0
     optimizer_per_weight: float = 2.0
@@ -42,6 +43,7 @@ class Stage:
     weight_gradient_s: float
     transfer_s: float
     transfer_busy_s: float
+    exposed_transfer_s: float
     grad_reduce_s: float
     exposed_grad_reduce_s: float
     split_tail_s: float
@@ -147,6 +149,7 @@ def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) ->
     """What each stage takes and holds."""
     nodes = Nodes(cluster)
     receivers = [devices for _, devices in stages[1:]] + [()]
+    senders = [(), *(devices for _, devices in stages[:-1])]
     priced = []
     for number, (ids, devices) in enumerate(stages):
         model, sums = Model(profile), 0.0
@@ -157,7 +160,7 @@ def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) ->
                 model.copied += size * (tie["layers"][0] not in ids)
                 sums += nodes.all_reduce_s(size, [device for _, group in sharers for device in group])
         before = {name for row, _ in stages[:number] for name in row}
-        stage = price_stage(model, nodes, assumed, before, ids, devices, receivers[number])
+        stage = price_stage(model, nodes, assumed, before, ids, devices, receivers[number], senders[number])
         tails = {key: getattr(stage, key) + sums for key in ("grad_reduce_s", "exposed_grad_reduce_s", "split_tail_s")}
         priced.append(replace(stage, **tails))
     return priced
@@ -171,8 +174,9 @@ def price_stage(
     ids: Sequence[str],
     devices: Sequence[int],
     receivers: Sequence[int],
+    senders: Sequence[int],
 ) -> Stage:
-    """What the stage with these layers behind those of `before` takes and holds, if it sends to these receivers."""
+    """What the stage with these layers behind those of `before` takes and holds, between its neighbours' devices."""
     share = -(-assumed.micro_batch // len(devices))
     speed = min(nodes.speed[device] for device in devices)
     computing = [name for name in ids if assumed.include_data_loading or not model.loads(name)]
@@ -185,6 +189,10 @@ def price_stage(
     if receivers:
         size = model.sum("activation_bytes", made, assumed.micro_batch)
         busy, arrives = nodes.transfer_s(size, devices, receivers)
+    exposed = 0.0
+    if not assumed.overlap_p2p_comm:
+        size = model.sum("activation_bytes", read, assumed.micro_batch)
+        exposed = busy + (nodes.transfer_s(size, senders, devices)[0] if senders else 0.0)
     computed = summed = sync = 0.0
     for name in reversed(ids):
         computed += model.sum("backward_s", [name], share) / speed
@@ -201,6 +209,7 @@ def price_stage(
         weight_gradient_s=weights,
         transfer_s=arrives,
         transfer_busy_s=busy,
+        exposed_transfer_s=exposed,
         grad_reduce_s=sync,
         exposed_grad_reduce_s=tail,
         split_tail_s=min(sync, tail + max(0.0, computed - weights)),

@@ -59,11 +59,12 @@ def end_s(action_lists: Sequence[Sequence[tuple[str, int]]], stages: Sequence[St
                 break
             todo[index].pop()
             begin = clock[index] if action == "W" else max(clock[index], here[kind, index, number])
-            clock[index] = begin + getattr(stages[index], TAKES[action])
+            clock[index] = begin + getattr(stages[index], TAKES[action]) + stages[index].exposed_transfer_s
             to = {"F": index + 1, "W": -1}.get(action, index - 1)
             if 0 <= to <= last:
                 link = stages[min(index, to)]
-                sent = max(clock[index], link_free.get((kind, index), 0.0)) + link.transfer_busy_s
+                on_link = 0.0 if link.exposed_transfer_s else link.transfer_busy_s
+                sent = max(clock[index], link_free.get((kind, index), 0.0)) + on_link
                 link_free[kind, index] = sent
                 here[kind, to, number] = sent + link.transfer_s - link.transfer_busy_s
                 runnable.append(to)

@@ -42,6 +42,7 @@ class CostRecord(TypedDict):
     weight_gradient_s: float | None
     transfer_s: float
     transfer_busy_s: float
+    exposed_transfer_s: float
     grad_reduce_s: float
     exposed_grad_reduce_s: float
     memory: MemoryRecord

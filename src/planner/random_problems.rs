@@ -15,6 +15,7 @@ pub(super) fn settings(global_batch: u32, pipeline_micro_batch_sizes: Vec<u32>) 
         min_samples_per_replica: 1,
         uneven_shares: true,
         overlap_sync: true,
+        overlap_p2p_comm: true,
         recompute: vec![Recompute::Never],
         warm_up: WarmUp::Min,
         memory: MemoryModel {

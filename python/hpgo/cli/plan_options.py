@@ -36,7 +36,7 @@ _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
 
 SECTIONS = {
     "Problem": "cluster global_batch_size {}schedule pipeline_micro_batch_size min_samples_per_replica even_split"
-    " no_overlap include_data_loading",
+    " no_overlap no_overlap_p2p_comm include_data_loading",
     "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer reserve_memory",
     "Input file options": "profile_batch_size profile_layer_counts profile_boundary",
 }
@@ -223,6 +223,11 @@ class ProblemOptions(ProfileFileOptions):
     no_overlap: bool = option(
         "--no-overlap", is_flag=True, help="Reduce gradients after the last backward pass, not during it."
     )
+    no_overlap_p2p_comm: bool = option(
+        "--no-overlap-p2p-comm",
+        is_flag=True,
+        help="Occupy the devices of both stages during a transfer, so that they do not compute.",
+    )
     include_data_loading: bool = COUNT_LOADING
 
     def of_problem(self) -> dict[str, Any]:
@@ -243,6 +248,7 @@ class ProblemOptions(ProfileFileOptions):
             "recompute": _RECOMPUTE[self.recompute],
             "even_split": self.even_split,
             "overlap": not self.no_overlap,
+            "overlap_p2p_comm": not self.no_overlap_p2p_comm,
             "include_data_loading": self.include_data_loading,
             "memory": replace(kept, **{name: value for name, value in given.items() if value is not None}),
         }

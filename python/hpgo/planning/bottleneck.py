@@ -38,10 +38,7 @@ def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[St
     # With virtual stages, devices run several stages, so the text names devices instead of one stage.
     alone = len(groups) == len(stages)
     # The negative index breaks ties in favor of the first stage, here and below.
-    work_s, at = max(
-        (sum(stages[own].forward_s + stages[own].backward_s for own in group) * micro_batches, -group[0])
-        for group in groups
-    )
+    work_s, at = max((sum(sum(stages[own].occupied_s) for own in group) * micro_batches, -group[0]) for group in groups)
     link_s, link = _busiest_link(stages, groups, micro_batches)
     tail_s, tail = max((s.exposed_grad_reduce_s, -index) for index, s in enumerate(stages))
     # The busiest resource bounds the step from below: its work is the part that nothing else can hide.
@@ -52,7 +49,9 @@ def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[St
     elif len(groups) == 1:
         what, remedy = "all devices compute for", "more devices, or faster ones"
     else:
-        what = f"stage {-at} computes for" if alone else f"the devices of stage {-at} compute for"
+        what = f"stage {-at} computes" if alone else f"the devices of stage {-at} compute"
+        # Exposed transfers only occur with one stage per group of devices.
+        what += " and communicates for" if stages[-at].exposed_transfer_s else " for"
         remedy = "more devices, or faster ones"
     # The simulation adds the same numbers in another order and rounds differently. No part may become negative.
     work_s = min(work_s, step_s)
@@ -60,7 +59,7 @@ def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[St
     tail_s = min(tail_s, step_s - work_s)
     rest_s = step_s - work_s - tail_s
     # Only stages before the bottleneck delay its first micro-batch and its last gradient.
-    fill_s = min(rest_s, sum(s.forward_s + s.backward_s + 2 * s.transfer_s for s in stages[:-at]))
+    fill_s = min(rest_s, sum(sum(s.occupied_s) + 2 * s.link_s for s in stages[:-at]))
     return [
         StepPart(work_s, what, remedy),
         StepPart(fill_s, "waits for its first micro-batch and after its last one for", "a larger global batch"),
@@ -85,7 +84,7 @@ def _busiest_link(stages: Sequence[Stage], groups: list[list[int]], micro_batche
         # With virtual stages, several stage boundaries use the same pair of devices, so their times add up.
         link = rank_of[index], rank_of[index + 1]
         before_s, first = busy.get(link, (0.0, -index))
-        busy[link] = before_s + stage.transfer_busy_s * micro_batches, first
+        busy[link] = before_s + stage.link_busy_s * micro_batches, first
     return max(busy.values(), default=(0.0, 0))
 
 

@@ -55,9 +55,9 @@ _SHARED = (
 _SINCE_2 = {
     "stop_reason", "saved_activation_bytes", "recomputed_bytes", "notes", "memory_preference", "node_aligned_bound_s",
     "virtual_stages_per_rank", "input_gradient_s", "weight_gradient_s", "split_tied_weights", "searched_cuts_bound_s",
-    "recompute",
+    "recompute", "exposed_transfer_s", "overlap_p2p_comm",
 }  # fmt: skip
-"""Keys that files of version 2 may lack, at any depth: it grew."""
+"""Keys that files of versions 2 and 3 may lack, at any depth: both grew."""
 _SINCE_1 = {*_SINCE_2, "nodes", "boundary_tensors", "actions", "assumptions", "made_with", "plan", "restriction"}
 """Keys that files of version 1 may lack, at any depth."""
 _DIGITS = set("0123456789abcdef")
@@ -259,7 +259,7 @@ def _read_assumptions(top: Section) -> Assumptions | None:
                 known[key] = native.of_document(section.get(key), name="", file=kept.where)
             else:
                 known[key] = Cluster.from_document(section.get(key), file=kept.where)
-    assumptions = record(Assumptions, section, known=known)
+    assumptions = record(Assumptions, section, optional=_SINCE_2, known=known)
     for source in (assumptions.profile, assumptions.cluster):
         if isinstance(source, Digest) and not (len(source.sha256) == 64 and set(source.sha256) <= _DIGITS):
             section.fail(f"`sha256` is {safe_repr(source.sha256)}, but it must have 64 hexadecimal digits")

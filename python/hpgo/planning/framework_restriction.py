@@ -15,7 +15,7 @@ from hpgo.base.messages import pluralize, shorten
 from hpgo.base.units import format_bytes
 from hpgo.errors import ArgumentError, HpgoError, InfeasibleError
 from hpgo.planning.plans import Restriction
-from hpgo.planning.problem import SCHEDULES
+from hpgo.planning.problem import SCHEDULES, check_transfers
 from hpgo.planning.search import search
 from hpgo.programs.blocks import Blocks
 from hpgo.programs.frameworks import check_computes_in_16_bits, check_optimizer, sums_shared
@@ -60,6 +60,7 @@ def restricted(question: PlanningProblem, framework: Framework, *, schedule: str
             f"choose auto or one of {', '.join(plannable)}",
             code="unsupported",
         )
+    check_transfers(schedule, overlap_p2p_comm=question.overlap_p2p_comm)
     memory = question.memory
     if memory.shard_optimizer not in framework.shards_optimizer:
         if memory.shard_optimizer:

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from hpgo.planning.plans import Alternative, Plan, ScheduleChoice
     from hpgo.programs.stages import Stage
 
-_LENGTHS = ("forward_s", "backward_s", "transfer_s", "transfer_busy_s", "grad_reduce_s", "exposed_grad_reduce_s")
+_LENGTHS = (
+    "forward_s", "backward_s", "transfer_s", "transfer_busy_s", "exposed_transfer_s", "grad_reduce_s",
+    "exposed_grad_reduce_s",
+)  # fmt: skip
 _SIZES = (
     "weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "buffers_bytes", "recomputed_bytes",
 )  # fmt: skip
@@ -187,11 +190,11 @@ def numbers_are_lengths(one: _Checked) -> str:
 
 
 def step_covers_work(one: _Checked) -> str:
-    """A step takes at least as long as any device computes: all forward and backward passes of its stages."""
+    """A step takes at least as long as any device is occupied: by all forward and backward passes of its stages."""
     plan = one.plan
     for group in plan.groups:
         stages = [plan.stages[at] for at in group.stages]
-        work_s = plan.micro_batches * sum(stage.forward_s + stage.backward_s for stage in stages)
+        work_s = plan.micro_batches * sum(sum(stage.occupied_s) for stage in stages)
         if not is_at_most(work_s, plan.step_s):
             return f"the devices of stage {group.stages[0]}"
     return ""

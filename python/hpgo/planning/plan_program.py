@@ -79,9 +79,9 @@ def durations_of(plan: Plan) -> Durations:
     # Recomputation belongs to the input-gradient pass, which needs the activations first.
     halves = [stage.halves_s for stage in plan.stages]
     # Schedules that are fitted to times know only one transfer time. The longest one is safe.
-    transfer_s = max((stage.transfer_s for stage in plan.stages[:-1]), default=0.0)
+    transfer_s = max((stage.link_s for stage in plan.stages[:-1]), default=0.0)
     return Durations(
-        forward_s=tuple(stage.forward_s for stage in plan.stages),
+        forward_s=tuple(stage.occupied_s[0] for stage in plan.stages),
         input_gradient_s=tuple(half_s for half_s, _ in halves),
         weight_gradient_s=tuple(half_s for _, half_s in halves),
         transfer_s=transfer_s,

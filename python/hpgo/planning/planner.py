@@ -72,6 +72,8 @@ def plan(
         even_split=False: give all replicas of a stage the same number of samples (True), or allow a difference of
             one sample (False). The largest number sets the time.
         overlap=True: reduce gradients layer by layer during the backward pass.
+        overlap_p2p_comm=True: compute while transfers between stages are on the links. If False, each pass of a stage
+            also takes the transfers of its input and output; only under `1f1b`, `eager_1f1b` and `gpipe`.
         memory=None: memory besides activations: a `hpgo.MemoryModel`, or the name of one, such as `adam-bf16`; None
             is Adam.
         include_data_loading=False: include the time of layers that load data (`Profile.loading`) in the step; otherwise

@@ -65,6 +65,9 @@ class Assumptions(Record):
     """Repeated blocks of the model, as frameworks need them; None if the model is no sequence of blocks."""
     gpus_per_device: int
     """Number of GPUs that each device stands for."""
+    overlap_p2p_comm: bool = True
+    """Whether a stage computes while its transfers are on the links. Otherwise each of its passes takes them as
+    well."""
 
 
 @dataclass(frozen=True, slots=True)

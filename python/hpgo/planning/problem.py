@@ -91,6 +91,7 @@ class PlanOptions(TypedDict, total=False):
     recompute: bool | Literal["auto"]
     even_split: bool
     overlap: bool
+    overlap_p2p_comm: bool
     memory: MemoryModel | OptimizerName | None
     include_data_loading: bool
 
@@ -123,6 +124,9 @@ class PlanningProblem:
     max_replicas: int = NO_LIMIT
     recompute_by_stage: bool = True
     """Whether each stage may have another value of recomputation."""
+    overlap_p2p_comm: bool = True
+    """Whether a stage computes while its transfers are on the links. Otherwise each of its passes takes them as
+    well."""
     equal_replicas: bool = False
     """Whether all stages must have the same number of replicas."""
     parts: tuple[tuple[int, ...], ...] | None = None
@@ -162,6 +166,7 @@ class PlanningProblem:
         recompute: bool | str = False,
         even_split: bool = False,
         overlap: bool = True,
+        overlap_p2p_comm: bool = True,
         memory: MemoryModel | OptimizerName | None = None,
         include_data_loading: bool = False,
         **unknown: object,
@@ -189,9 +194,13 @@ class PlanningProblem:
                 f"schedule is {safe_repr(schedule)}", f"choose auto, or for example one of {', '.join(SCHEDULES)}"
             )
         # Accept only bools: other values, such as the text "no", would count as true.
-        switches = {"even_split": even_split, "overlap": overlap, "include_data_loading": include_data_loading}
+        switches = {
+            "even_split": even_split, "overlap": overlap, "overlap_p2p_comm": overlap_p2p_comm,
+            "include_data_loading": include_data_loading,
+        }  # fmt: skip
         for name, value in switches.items():
             check_flag(name, value)
+        check_transfers(schedule, overlap_p2p_comm=overlap_p2p_comm)
         return cls(
             profile=(profile if include_data_loading else profile.without_loading()).with_consistent_split(),
             cluster=cluster,
@@ -202,6 +211,7 @@ class PlanningProblem:
             schedule=schedule,
             even_split=even_split,
             overlap=overlap,
+            overlap_p2p_comm=overlap_p2p_comm,
             memory=_checked(memory, cluster),
             loading_s=0.0
             if include_data_loading
@@ -209,6 +219,18 @@ class PlanningProblem:
             measured=profile,
             include_data_loading=include_data_loading,
             blocks=_blocks(profile),
+        )
+
+
+def check_transfers(schedule: str, *, overlap_p2p_comm: bool) -> None:
+    """Raise ArgumentError if transfers do not overlap with computation under a schedule that needs them to."""
+    # The order of sends and receives between the passes is only defined for one stage per device with whole backwards.
+    if not overlap_p2p_comm and schedule not in SCHEDULES:
+        raise ArgumentError(
+            f"schedule is {safe_repr(schedule)} and overlap_p2p_comm is False, but only plans under"
+            f" {', '.join(SCHEDULES)} have transfers without overlap",
+            f"use schedule={DEFAULT_SCHEDULE!r}, or leave out `overlap_p2p_comm`",
+            code="unsupported",
         )
 
 

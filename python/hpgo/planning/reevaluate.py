@@ -32,6 +32,7 @@ def reevaluate(plan: Plan, profile: Profile | None = None, cluster: Cluster | No
         recompute=plan.recompute,
         even_split=assumed.even_split,
         overlap=assumed.overlap,
+        overlap_p2p_comm=assumed.overlap_p2p_comm,
         memory=assumed.memory,
         include_data_loading=assumed.include_data_loading,
     )

@@ -79,14 +79,16 @@ class Costs:
         edges = stages[:-1]
         # Without recomputation and without measured gradients, each gradient takes half of the backward. The simulator
         # assumes this too, so leave the fields out.
-        splits = any(stage.recompute or stage.weight_gradient_s is not None for stage in stages)
+        splits = any(
+            stage.recompute or stage.weight_gradient_s is not None or stage.exposed_transfer_s for stage in stages
+        )
         halves_s = [stage.halves_s for stage in stages]
         return cls(
-            forward_s=tuple(stage.forward_s for stage in stages),
-            backward_s=tuple(stage.backward_s for stage in stages),
+            forward_s=tuple(stage.occupied_s[0] for stage in stages),
+            backward_s=tuple(stage.occupied_s[1] for stage in stages),
             input_gradient_s=tuple(half_s for half_s, _ in halves_s) if splits else None,
             weight_gradient_s=tuple(half_s for _, half_s in halves_s) if splits else None,
-            transfer_s=tuple(stage.transfer_busy_s for stage in edges),
+            transfer_s=tuple(stage.link_busy_s for stage in edges),
             # Both times may be rounded, so their difference may be slightly negative, which the simulator rejects.
             latency_s=tuple(max(0.0, stage.transfer_s - stage.transfer_busy_s) for stage in edges),
             gradient_sync_s=tuple(stage.exposed_grad_reduce_s for stage in stages),

@@ -82,6 +82,24 @@ class Stage(Record):
     """Seconds of the weight-gradient pass of one micro-batch. None if the profile does not split backward passes."""
     recompute: bool = False
     """Whether its backward passes recompute its activations."""
+    exposed_transfer_s: float = 0.0
+    """Exposed transfers: seconds of each pass in which the devices receive and send instead of computing. They are not
+    in `forward_s` and `backward_s`. 0 if transfers overlap with computation."""
+
+    @property
+    def occupied_s(self) -> tuple[float, float]:
+        """Seconds for which the devices are occupied by the forward and by the backward pass of one micro-batch."""
+        return self.forward_s + self.exposed_transfer_s, self.backward_s + self.exposed_transfer_s
+
+    @property
+    def link_busy_s(self) -> float:
+        """Seconds for which a transfer is on the link to the next stage beside the passes of both stages."""
+        return 0.0 if self.exposed_transfer_s else self.transfer_busy_s
+
+    @property
+    def link_s(self) -> float:
+        """Seconds from the end of a pass to the arrival of its output at the other stage, on an idle link."""
+        return self.transfer_s - (self.transfer_busy_s - self.link_busy_s)
 
     @property
     def replicas(self) -> int:
@@ -103,13 +121,15 @@ class Stage(Record):
     def halves_s(self) -> tuple[float, float]:
         """Seconds of I and W for schedules that split the backward.
 
-        Each is half of it if the profile has no split. The forward pass that recomputation repeats is part of I.
+        Each is half of it if the profile has no split. The forward pass that recomputation repeats is part of I, and
+        so are exposed transfers: W sends nothing.
         """
         # `backward_s` contains the repeated forward, but the measured gradients do not.
         repeated_s = self.forward_s if self.recompute else 0.0
         half_s = (self.backward_s - repeated_s) / 2
-        inputs_s, weights_s = self.input_gradient_s, self.weight_gradient_s
-        return repeated_s + (half_s if inputs_s is None else inputs_s), half_s if weights_s is None else weights_s
+        inputs_s = half_s if self.input_gradient_s is None else self.input_gradient_s
+        weights_s = half_s if self.weight_gradient_s is None else self.weight_gradient_s
+        return repeated_s + inputs_s + self.exposed_transfer_s, weights_s
 
     @property
     def free_bytes(self) -> float:

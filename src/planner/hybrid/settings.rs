@@ -62,6 +62,8 @@ pub struct Settings {
     pub uneven_shares: bool,
     /// Whether the gradient all-reduce may start before the backward pass has ended.
     pub overlap_sync: bool,
+    /// Whether a stage computes while its transfers are on the links. Otherwise each of its passes takes them as well.
+    pub overlap_p2p_comm: bool,
     /// Allowed choices of activation recomputation.
     pub recompute: Vec<Recompute>,
     /// Warm-up of the schedule.
@@ -140,6 +142,13 @@ impl Settings {
         let even = micro_batch.is_multiple_of(replicas);
         let enough = micro_batch / replicas >= self.min_samples_per_replica && replicas <= self.max_replicas;
         ((even || self.uneven_shares) && enough).then(|| micro_batch.div_ceil(replicas))
+    }
+
+    /// Returns the time by which transfers lengthen each pass of a stage that receives and sends for these times.
+    #[must_use]
+    pub fn exposed_transfer_s(&self, receive_s: f64, send_s: f64) -> f64 {
+        // The backward sends and receives gradients of the same bytes, so both passes are lengthened alike.
+        if self.overlap_p2p_comm { 0.0 } else { receive_s + send_s }
     }
 
     /// Returns the smallest and the largest number of micro-batches in flight of a stage. `from_end` is 1 for the last

@@ -194,6 +194,7 @@ def _stage(plan: Plan, at: int, places: dict[str, int]) -> dict[str, Any]:
         ("in flight", pluralize(stage.max_in_flight, "micro-batch")),
         ("forward", seconds(stage.forward_s)),
         ("backward", seconds(stage.backward_s)),
+        *([("transfers in each pass", seconds(stage.exposed_transfer_s))] if stage.exposed_transfer_s else []),
         *([("gradient all-reduce", seconds(stage.grad_reduce_s))] if stage.replicas > 1 else []),
         ("free", _free(plan.groups[group])),
     ]
@@ -285,7 +286,7 @@ def _links(plan: Plan, found: Origin | None) -> list[dict[str, Any]]:
                 "bytes": sized(size) if size else "",
                 "time": seconds(stage.transfer_s),
                 "rate": format_bytes_per_s(link.bytes_per_s) if link else "",
-                "busy": stage.transfer_busy_s * plan.micro_batches / plan.step_s if plan.step_s else 0.0,
+                "busy": stage.link_busy_s * plan.micro_batches / plan.step_s if plan.step_s else 0.0,
             }
         )
     return rows
@@ -297,8 +298,8 @@ def _time(plan: Plan) -> dict[str, Any]:
     rows = []
     for group in plan.groups:
         own = [plan.stages[at] for at in group.stages]
-        forward_s = sum(stage.forward_s for stage in own) * plan.micro_batches
-        backward_s = sum(stage.backward_s for stage in own) * plan.micro_batches
+        forward_s = sum(stage.occupied_s[0] for stage in own) * plan.micro_batches
+        backward_s = sum(stage.occupied_s[1] for stage in own) * plan.micro_batches
         tail_s = max(stage.exposed_grad_reduce_s for stage in own)
         # Rounding can make the parts exceed the step by a tiny amount.
         rest_s = max(0.0, plan.step_s - forward_s - backward_s - tail_s)

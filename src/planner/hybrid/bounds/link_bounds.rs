@@ -174,6 +174,22 @@ impl Links {
             .reduce(min_rate)
     }
 
+    /// Returns the shortest transfer between a stage and any other stage, in either direction.
+    pub(crate) fn shortest(&self, stage: Span) -> Rate {
+        let all = (1, self.spans.last().map_or(1, |span| span.1));
+        let spread = (self.spreads(stage).into_iter())
+            .flat_map(|own| [Some(self.one_and_spread(all, own)), self.any_spread(own)])
+            .flatten();
+        // A stage on one node is beside another stage there, or sends to other nodes.
+        let is_beside = self.widest > 1 && self.fits_one(stage);
+        let on_one = [
+            is_beside.then(|| self.beside(stage, all)),
+            (self.nodes > 1 && self.fits_one(stage)).then(|| self.apart()),
+            if self.fits_one(stage) { self.one_and_any_spread(stage) } else { None },
+        ];
+        spread.chain(on_one.into_iter().flatten()).reduce(min_rate).unwrap_or_default()
+    }
+
     /// Returns every spread stage with the shortest transfer to any other spread stage.
     fn all_nearest(&self) -> Vec<(Spread, Rate)> {
         let mut all: Vec<(Spread, Option<Rate>)> = Vec::new();

@@ -89,6 +89,20 @@ pub(crate) struct PathStage {
     pub latency_s: f64,
 }
 
+impl PathStage {
+    /// Returns the stage with passes that take its transfers as well, for `exposed_s` each
+    /// ([`crate::planner::hybrid::Settings::exposed_transfer_s`]).
+    pub(crate) fn with_exposed_transfers(self, exposed_s: f64) -> Self {
+        Self {
+            forward_s: self.forward_s + exposed_s,
+            backward_s: self.backward_s + exposed_s,
+            // The passes of both ends contain the message. What is left of the link is its latency.
+            busy_s: if exposed_s > 0.0 { 0.0 } else { self.busy_s },
+            ..self
+        }
+    }
+}
+
 impl Paths {
     /// Returns the paths of the suffix with one more stage in front. The first stage of the suffix has at least
     /// `next_in_flight` micro-batches in flight.

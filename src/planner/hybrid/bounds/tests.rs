@@ -264,7 +264,10 @@ proptest! {
     }
 
     #[test]
-    fn no_table_of_stages_in_front_is_above_a_plan(problem in problems(), groups in 1_usize..8) {
+    fn no_table_of_stages_in_front_is_above_a_plan(
+        mut problem in problems(), groups in 1_usize..8, overlap_p2p_comm in any::<bool>()
+    ) {
+        problem.settings.overlap_p2p_comm = overlap_p2p_comm;
         in_front_is_not_above(&problem, groups)?;
     }
 }
@@ -326,8 +329,10 @@ proptest! {
         problem in branching(),
         groups in 1_usize..5,
         above in prop_oneof![Just(1.0 + 1e-6), 1.0..1.6, Just(f64::INFINITY)],
+        overlap_p2p_comm in any::<bool>(),
     ) {
         let RandomProblem { graph, cluster, settings, .. } = problem;
+        let settings = Settings { overlap_p2p_comm, ..settings };
         let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("no cycle"));
         let control = Control::default();
         let Ok((plan, best, _)) = exhaustive(&model, &cluster, &settings, &control) else { return Ok(()) };

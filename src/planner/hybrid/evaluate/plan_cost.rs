@@ -118,10 +118,15 @@ impl<'a> PlanEvaluator<'a> {
         }
         (0..plan.stages.len())
             .map(|index| {
-                let [next, other_next] =
-                    [plan, other].map(|plan| plan.stages.get(index + 1).map(|next| &next.footprint));
-                // The cost includes the transfer to the next stage, so that stage's devices must be equal, too.
-                let is_known = plan.stages[index] == other.stages[index] && next == other_next;
+                let is_alike_at = |at: usize| {
+                    let [one, two] = [plan, other].map(|plan| plan.stages.get(at).map(|stage| &stage.footprint));
+                    one == two
+                };
+                // The cost includes the transfer to the next stage, so that stage's devices must be equal, too. The
+                // transfer from the stage before only counts if it does not overlap with computation.
+                let is_known = plan.stages[index] == other.stages[index]
+                    && is_alike_at(index + 1)
+                    && (self.settings.overlap_p2p_comm || index == 0 || is_alike_at(index - 1));
                 if is_known { Ok(costs[index].clone()) } else { self.stage(plan, index, None) }
             })
             .collect()
@@ -217,14 +222,20 @@ impl<'a> PlanEvaluator<'a> {
         let totals = &self.totals[&samples_per_replica];
         let devices = StageDevices::of(self.cluster, stage.footprint.iter().copied());
         let cuts = (stage.begin, stage.end);
-        let rate = match plan.stages.get(index + 1) {
-            Some(next) => transfer(self.cluster, &stage.footprint, &next.footprint),
-            None => Rate::default(),
-        };
         // The replicas together send the whole micro-batch, so its bytes are taken at `micro_batch`, not at the samples
-        // of one replica. The last stage sends nothing.
-        let cut_bytes =
-            if index + 1 < plan.stages.len() { self.totals[&micro_batch].boundary_bytes[stage.end] } else { 0.0 };
+        // of one replica.
+        let boundary_bytes = &self.totals[&micro_batch].boundary_bytes;
+        let link = |front: usize| match plan.stages.get(front..front + 2) {
+            Some([from, to]) => {
+                let rate = transfer(self.cluster, &from.footprint, &to.footprint);
+                (boundary_bytes[from.end] * rate.s_per_byte, rate.latency_s)
+            }
+            // The last stage sends nothing.
+            _ => (0.0, 0.0),
+        };
+        let (transfer_busy_s, latency_s) = link(index);
+        // The first stage receives nothing.
+        let receive_s = if settings.overlap_p2p_comm || index == 0 { 0.0 } else { link(index - 1).0 };
         let excluded = shared.map_or(&[][..], |shared| &shared.excluded);
         let tied_s = shared.map_or(0.0, |shared| shared.tied_s);
         // All-reduces of tied weights come behind all others, so they are exposed in full, with overlap or without.
@@ -244,8 +255,9 @@ impl<'a> PlanEvaluator<'a> {
             input_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.input_gradient_s)),
             weight_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.weight_gradient_s)),
             // A transfer pays its latency even if no bytes cross the cut.
-            transfer_s: cut_bytes * rate.s_per_byte + rate.latency_s,
-            transfer_busy_s: cut_bytes * rate.s_per_byte,
+            transfer_s: transfer_busy_s + latency_s,
+            transfer_busy_s,
+            exposed_transfer_s: settings.exposed_transfer_s(receive_s, transfer_busy_s),
             grad_reduce_s: sync_tail(false),
             exposed_grad_reduce_s,
             memory: if held_once_bytes > 0.0 {
@@ -323,9 +335,9 @@ impl<'a> PlanEvaluator<'a> {
         }
         // The fast simulator refuses invalid input. The general one reports what is invalid.
         let messages: Vec<Transfer> =
-            inputs.map(|input| Transfer { busy_s: input.busy_s, latency_s: input.latency_s }).collect();
+            inputs.clone().map(|input| Transfer { busy_s: input.busy_s, latency_s: input.latency_s }).collect();
         let costs = Costs {
-            compute: stages.iter().map(|stage| StageTimes::new(stage.forward_s, stage.backward_s)).collect(),
+            compute: inputs.map(|input| StageTimes::new(input.forward_s, input.backward_s)).collect(),
             activation: messages.clone(),
             gradient: messages,
             gradient_sync_s: stages.iter().map(|stage| stage.exposed_grad_reduce_s).collect(),

@@ -23,6 +23,9 @@ pub struct StageCost {
     pub transfer_s: f64,
     /// Part of `transfer_s` that occupies the fullest port.
     pub transfer_busy_s: f64,
+    /// Part of each pass in which the devices receive and send instead of computing. It is not in `forward_s` and
+    /// `backward_s`. 0 if transfers overlap with computation.
+    pub exposed_transfer_s: f64,
     /// Gradient all-reduce of the whole stage.
     pub grad_reduce_s: f64,
     /// Exposed gradient reduction: the part of `grad_reduce_s` behind the last backward of the stage.
@@ -141,7 +144,7 @@ pub(super) fn between(below: &[f64], (begin, end): (usize, usize)) -> f64 {
 
 /// Returns the inputs of paths and simulator for a stage, with its smallest and largest number in flight.
 pub(crate) fn path_stage(stage: &StageCost, (min_in_flight, max_in_flight): (u32, u32)) -> PathStage {
-    PathStage {
+    let computing = PathStage {
         forward_s: stage.forward_s,
         backward_s: stage.backward_s,
         grad_reduce_s: stage.exposed_grad_reduce_s,
@@ -149,7 +152,8 @@ pub(crate) fn path_stage(stage: &StageCost, (min_in_flight, max_in_flight): (u32
         max_in_flight,
         busy_s: stage.transfer_busy_s,
         latency_s: stage.transfer_s - stage.transfer_busy_s,
-    }
+    };
+    computing.with_exposed_transfers(stage.exposed_transfer_s)
 }
 
 /// Returns the transfer rate between the devices of two neighboring stages, each given as pairs `(node, devices)`.

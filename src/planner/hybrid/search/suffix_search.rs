@@ -297,7 +297,8 @@ impl<S: Placements> Pass<'_, '_, S> {
         // The tests below are ordered by cost: first times that need no tables, then one table entry, then memory and
         // all-reduce of the stage, and last the extension of all paths.
         for (move_index, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
-            let short = ending.short(choice, threshold_s, &mut work);
+            let min_transfer = |replicas| self.space.links().shortest((1, replicas));
+            let short = ending.short(choice, threshold_s, min_transfer, &mut work);
             if short.is_empty() {
                 continue;
             }
@@ -308,13 +309,15 @@ impl<S: Placements> Pass<'_, '_, S> {
             // In a chain, a longer stage leaves less work to the stages in front, so the test is monotone.
             let is_much = |stage: &Stage| prefixes.busy_s(stage.begin, free_speed) >= threshold_s;
             let first = if self.task.model.is_chain { short.partition_point(is_much) } else { 0 };
-            for (at, &Stage { begin, forward_s, backward_s, .. }) in short.iter().enumerate().skip(first) {
+            let send_s = cut_bytes * choice.transfer.s_per_byte;
+            for (at, &Stage { begin, forward_s, backward_s, receive_s, .. }) in short.iter().enumerate().skip(first) {
                 work += work::TRY_STAGE;
                 // Some layers remain, but no device for them.
                 if begin > 0 && free == 0 {
                     continue;
                 }
-                let stage_s = forward_s + backward_s;
+                let exposed_s = self.task.settings.exposed_transfer_s(receive_s, send_s);
+                let stage_s = forward_s + backward_s + 2.0 * exposed_s;
                 let busy_s = prefixes.busy_s(begin, free_speed);
                 if busy_s >= threshold_s {
                     continue;
@@ -340,9 +343,10 @@ impl<S: Placements> Pass<'_, '_, S> {
                         grad_reduce_s,
                         min_in_flight,
                         max_in_flight,
-                        busy_s: cut_bytes * choice.transfer.s_per_byte,
+                        busy_s: send_s,
                         latency_s: choice.transfer.latency_s,
-                    };
+                    }
+                    .with_exposed_transfers(exposed_s);
                     let paths = label.paths.extend(&stage, label.min_in_flight, self.task.micro_batches);
                     let bound = |paths: &Paths| prefixes.bound_s(paths, begin, place).max(busy_s);
                     let bound_s = bound(&paths);

@@ -295,6 +295,10 @@ impl<'a> PlanScorer<'a> {
         let task = self.tasks[unscheduled.task];
         let stages = unscheduled.stages();
         let nothing = Suffix { paths: Paths::default(), max_in_flight: 1, overflow: 0.0 };
+        if is_eager && !task.settings.overlap_p2p_comm {
+            // Passes of the first cached stage contain the transfer from the stage before, whose devices may be others.
+            unscheduled.suffixes.pop();
+        }
         // Only paths with the largest numbers in flight are cached, since nearly all plans are scored with them.
         let known = if is_eager { unscheduled.suffixes.len() } else { 0 };
         let mut suffix = if known > 0 { unscheduled.suffixes[known - 1] } else { nothing };
@@ -319,7 +323,10 @@ impl<'a> PlanScorer<'a> {
             let rate = if is_last { Rate::default() } else { self.rate(unscheduled, stage) };
             let end = unscheduled.cuts[stage + 1] as usize;
             let busy_s = if is_last { 0.0 } else { task.cut_bytes[end] * rate.s_per_byte };
-            let shape = cost.path_stage((max_in_flight, max_in_flight), (busy_s, rate.latency_s));
+            let exposed_s = self.exposed_transfer_s(unscheduled, stage, busy_s);
+            let shape = cost
+                .path_stage((max_in_flight, max_in_flight), (busy_s, rate.latency_s))
+                .with_exposed_transfers(exposed_s);
             suffix.paths = suffix.paths.extend(&shape, suffix.max_in_flight, task.micro_batches);
             suffix.max_in_flight = max_in_flight;
             if is_eager {
@@ -346,13 +353,18 @@ impl<'a> PlanScorer<'a> {
         let ranges = ranges(task.settings, task.micro_batches, held)?;
         let max_in_flights =
             [u32::MAX, 0].into_iter().find_map(|wanted| nearest(&ranges, &vec![wanted; costs.len()]))?;
-        let shapes = (0_usize..).zip(costs.iter().zip(max_in_flights)).map(|(stage, (cost, max_in_flight))| {
+        let busy_s = |stage: usize| {
             let is_last = stage + 1 == unscheduled.stages();
             let rate = if is_last { Rate::default() } else { unscheduled.rates[stage].unwrap_or_default() };
-            let busy_s = task.cut_bytes[unscheduled.cuts[stage + 1] as usize] * rate.s_per_byte;
+            (task.cut_bytes[unscheduled.cuts[stage + 1] as usize] * rate.s_per_byte, rate)
+        };
+        let shapes = (0_usize..).zip(costs.iter().zip(max_in_flights)).map(|(stage, (cost, max_in_flight))| {
+            let (send_s, rate) = busy_s(stage);
+            let receive_s = stage.checked_sub(1).map_or(0.0, |front| busy_s(front).0);
             // The evaluator stores a transfer as one sum of busy time and latency. Subtracting from the same sum gives
             // the latency of its simulation to the last digit.
-            cost.path_stage((max_in_flight, max_in_flight), (busy_s, (busy_s + rate.latency_s) - busy_s))
+            cost.path_stage((max_in_flight, max_in_flight), (send_s, (send_s + rate.latency_s) - send_s))
+                .with_exposed_transfers(task.settings.exposed_transfer_s(receive_s, send_s))
         });
         self.clock.step_s(shapes, task.micro_batches)
     }
@@ -406,6 +418,18 @@ impl<'a> PlanScorer<'a> {
             *kept = (key, cost::grad_reduce_s(task.model, totals, speed, (begin, end), rate, overlap));
         }
         kept.1
+    }
+
+    /// Returns the time of the transfers in each pass of a stage that sends for `send_s`.
+    fn exposed_transfer_s(&mut self, unscheduled: &mut UnscheduledPlan, stage: usize, send_s: f64) -> f64 {
+        let task = self.tasks[unscheduled.task];
+        let receive_s = match stage.checked_sub(1) {
+            Some(front) if !task.settings.overlap_p2p_comm => {
+                task.cut_bytes[unscheduled.cuts[stage] as usize] * self.rate(unscheduled, front).s_per_byte
+            }
+            _ => 0.0,
+        };
+        task.settings.exposed_transfer_s(receive_s, send_s)
     }
 
     /// Returns the transfer rate between `stage` and the next one.

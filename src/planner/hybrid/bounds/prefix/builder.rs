@@ -207,6 +207,12 @@ impl TableBuilder<'_> {
         Some((tables, work))
     }
 
+    /// Returns the fewest bytes of a micro-batch that cross a cut of a group.
+    fn min_bytes(&self, group: usize) -> f64 {
+        let cuts = &self.axes.groups.cuts[group];
+        cuts.iter().map(|&cut| self.task.cut_bytes[cut]).fold(f64::INFINITY, f64::min)
+    }
+
     /// Returns the increments of the prefixes that end in the group `to`, for one table, and the number of lookups.
     ///
     /// The times of the last stage of such a prefix are in `minima`, with one item for each bucket. Its number of
@@ -223,13 +229,21 @@ impl TableBuilder<'_> {
             (self.task, self.threshold_s, self.placement_cases, &self.axes.device_levels);
         let micro_batches = f64::from(task.micro_batches);
         let is_last = to + 1 == self.axes.groups.cuts.len();
-        let min_bytes = self.axes.groups.cuts[to].iter().map(|&cut| task.cut_bytes[cut]).fold(f64::INFINITY, f64::min);
+        let min_bytes = self.min_bytes(to);
         let (lowest, highest) = device_levels.of_group[to];
         let (mut row, mut lookups) = (Vec::new(), 0);
+        let exposes_transfers = !task.settings.overlap_p2p_comm;
         for (bucket, pair) in self.buckets.iter().zip(minima) {
             let num_usages = bucket.usages.len();
+            // A transfer takes as long in either direction, so the shortest one to any stage behind bounds the one from
+            // any stage in front.
+            let receive_s_per_byte =
+                bucket.adjacencies.iter().map(|adjacency| adjacency.transfer.s_per_byte).fold(f64::INFINITY, f64::min);
             for &from in pair.begin_groups.iter().filter(|&&from| from != to && !farther.increments[from].is_empty()) {
                 let (lowest_front, highest_front) = device_levels.of_group[from];
+                // The first stage receives nothing.
+                let receive_s =
+                    if exposes_transfers && from > 0 { self.min_bytes(from) * receive_s_per_byte } else { 0.0 };
                 for (usage_index, usage) in bucket.usages.iter().enumerate() {
                     let fitting = pair.fitting(from, usage_index);
                     let forward_s = pair.forward_s[from] / usage.speed;
@@ -238,7 +252,7 @@ impl TableBuilder<'_> {
                     if task.recompute == Recompute::ByStage && fitting.kept < max_in_flight.0 {
                         backward_s += forward_s;
                     }
-                    let all_s = micro_batches * (forward_s + backward_s);
+                    let all_s = micro_batches * (forward_s + backward_s + 2.0 * receive_s);
                     let largest = max_in_flight.1.min(fitting.max());
                     if all_s >= threshold_s || largest < max_in_flight.0 {
                         continue;
@@ -272,12 +286,14 @@ impl TableBuilder<'_> {
                         }
                         let long = if is_long(&levels_left[0]) { levels_left.partition_point(is_long) } else { 0 };
                         let Rate { s_per_byte, latency_s } = adjacency.transfer;
-                        let transfer_s = if is_last { 0.0 } else { min_bytes * s_per_byte + latency_s };
+                        let send_s = if is_last { 0.0 } else { min_bytes * s_per_byte };
+                        let exposed_s = task.settings.exposed_transfer_s(receive_s, send_s);
+                        let transfer_s = if exposes_transfers { 0.0 } else { send_s };
                         let stage = PrefixStage::new(
-                            forward_s,
-                            backward_s,
+                            forward_s + exposed_s,
+                            backward_s + exposed_s,
                             grad_reduce_s,
-                            transfer_s,
+                            transfer_s + if is_last { 0.0 } else { latency_s },
                             largest,
                             task.micro_batches,
                         );
