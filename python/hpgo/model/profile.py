@@ -103,7 +103,7 @@ class Layer:
     They take memory, but they have no gradients, no optimizer state and no all-reduce.
     """
     times_by_type: tuple[TypeTimes, ...] = ()
-    """Times on other device types, sorted by the name of the type. The times above are those of `Profile.device`."""
+    """Times on other device types, sorted by the name of the type. The times above were measured on `Profile.device`."""
 
     def __post_init__(self) -> None:
         for field in ("id", "name"):
@@ -155,7 +155,7 @@ class Layer:
             self._check_types()
 
     def _check_types(self) -> None:
-        """Check the times of each device type like those of the layer, and sort the types by name."""
+        """Check the times of each device type like the layer's own times, and sort the types by name."""
         times = self.times_by_type
         if not isinstance(times, tuple) or not all(isinstance(of_type, TypeTimes) for of_type in times):
             raise ProfileError(
@@ -180,7 +180,7 @@ class Layer:
         object.__setattr__(self, "times_by_type", tuple(checked))
 
     def _with(self, of_type: TypeTimes) -> Layer:
-        """Return the layer with these times, and without those of other types."""
+        """Return the layer with these times, and without times on other types."""
         if len(of_type.forward_s) != len(self.forward_s):
             raise ProfileError(
                 f"layer `{self.id}` has {len(of_type.forward_s)} forward_s, but there are {len(self.forward_s)} batch"
@@ -190,7 +190,7 @@ class Layer:
         return replace(self, times_by_type=(), **{key: getattr(of_type, key) for key in _TIMES})
 
     def on(self, device_type: str) -> Layer:
-        """Return the layer with its times on a device type of `times_by_type`, and without those of other types."""
+        """Return the layer with its times on a device type of `times_by_type`, and without times on other types."""
         return self._with(next(of_type for of_type in self.times_by_type if of_type.type == device_type))
 
     def with_types(self, layers: Iterable[tuple[str, Layer]]) -> Layer:

@@ -1,4 +1,4 @@
-"""Times of a profile on the devices of a cluster: those of the device's type, or the profile's own and a speed."""
+"""Times of a profile on the devices of a cluster: the times on the device's type, or the profile's own and a speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def type_of(profile: Profile, device: Device) -> str | None:
     """Return the type of `profile.device_types` that a device is; None if the profile has no times on it.
 
-    Names match like those of `hpgo clusters devices`: case, blanks, hyphens and `NVIDIA` do not matter.
+    Names match as in `hpgo clusters devices`: case, blanks, hyphens and `NVIDIA` do not matter.
     """
     types = profile.device_types
     return device.name if device.name in types else next((name for name in types if same_card(name, device.name)), None)

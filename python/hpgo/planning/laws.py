@@ -145,7 +145,7 @@ class _Sources:
         """Upper bound for each device on the profile's own time of any layers over their time there."""
         if self.cluster is None or self.times is None:
             return []
-        # Nodes usually share a few device records, so they are told apart by identity.
+        # Nodes usually share a few device records, so identities are compared.
         known = {id(node.device): self._speed(self.times, node.device) for node in _distinct(self.cluster)}
         return [known[id(device)] for device in self.devices]
 
