@@ -94,6 +94,31 @@ def question(chance: Random, counts: Sequence[int], *, layers: int) -> Question:
     )
 
 
+def typed(chance: Random, asked: Question, *, share: float = 0.7) -> Question:
+    """The same question with times of the layers on this share of the device types, each with its own gains."""
+    names = sorted({node.device.name for node in asked.cluster.nodes})
+    names = [name for name in names if chance.random() < share] or names[:1]
+
+    def times(layer: hpgo.Layer, name: str) -> hpgo.TypeTimes:
+        forward, backward = (chance.choice([1.0, 2.0, between(chance, 0.2, 5.0)]) for _ in range(2))
+        scaled = {
+            key: tuple(by * one for one in values)
+            for key, by in (
+                ("forward_s", forward),
+                ("backward_s", backward),
+                ("input_gradient_s", backward),
+                ("weight_gradient_s", backward),
+            )
+            if (values := getattr(layer, key)) is not None
+        }
+        return hpgo.TypeTimes(name, **scaled)
+
+    layers = tuple(
+        replace(layer, times_by_type=tuple(times(layer, name) for name in names)) for layer in asked.profile.layers
+    )
+    return replace(asked, profile=replace(asked.profile, layers=layers))
+
+
 def between(chance: Random, low: float, high: float) -> float:
     """As often in one decade as in another."""
     return math.exp(chance.uniform(math.log(low), math.log(high)))

@@ -1,7 +1,7 @@
 """Check what is about to be released: python tests/check_release.py WHEEL.
 
-The changelog must have the version and its date on top, with nothing unreleased above it. The wheel must have the license
-and the list of crates that it was built from (PEP 770).
+The changelog must have the version and its date on top, with nothing unreleased above it. The wheel must have the
+license and the list of crates that it was built from (PEP 770).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use hpgo::control::Stopped;
 use hpgo::cost::network::{Cluster, Link, Node};
-use hpgo::cost::{LayerSums, MemoryModel};
+use hpgo::cost::{DeviceKinds, LayerSums, MemoryModel, TypeTimes};
 use hpgo::model::graph::{Graph, Layer, Measurement};
 use hpgo::model::lineage::Lineage;
 use hpgo::model::states::{CutPoints, DEFAULT_BOUND};
@@ -97,6 +97,7 @@ fn clusters() -> impl Strategy<Value = Cluster> {
                     devices,
                     memory_bytes,
                     speed: if index == 0 { first_speed } else { 1.0 },
+                    kind: 0,
                 })
                 .collect(),
             intra,
@@ -128,7 +129,7 @@ fn larger_clusters() -> impl Strategy<Value = Cluster> {
             .map(|(index, devices)| {
                 let (speed, memory) = classes[index % few];
                 let memory_bytes = links.nodes[0].memory_bytes * memory;
-                Node { devices, memory_bytes, speed }
+                Node { devices, memory_bytes, speed, kind: 0 }
             })
             .collect(),
         ..links
@@ -312,6 +313,135 @@ fn the_bound_on_all_placements_is_above_no_plan() {
     println!("{asked} questions, {closed} closed, bound / optimum {mean:.4} on average");
 }
 
+/// Times of up to three device types, of which layers gain by different factors, and the type of each node.
+fn types(layers: usize, nodes: usize) -> impl Strategy<Value = (Vec<Vec<(f64, f64)>>, Vec<Option<u32>>)> {
+    let factor = || prop_oneof![Just(1.0), Just(2.0), 0.2..5.0_f64];
+    let gains = prop::collection::vec(prop::collection::vec((factor(), factor()), layers), 3);
+    (gains, prop::collection::vec(prop_oneof![4 => (0_u32..3).prop_map(Some), 1 => Just(None)], nodes))
+}
+
+/// Returns the times of each type.
+fn times_by_type(graph: &Graph, gains: &[Vec<(f64, f64)>]) -> Vec<TypeTimes> {
+    let of_layer = |(layer, &(forward, backward)): (&Layer, &(f64, f64))| {
+        let on_type = |at: &Measurement| Measurement {
+            forward_s: at.forward_s * forward,
+            backward_s: at.backward_s * backward,
+            halves_s: None,
+            ..*at
+        };
+        layer.measured.iter().map(on_type).collect()
+    };
+    gains.iter().map(|gains| graph.layers.iter().zip(gains).map(of_layer).collect()).collect()
+}
+
+/// Plans and bounds on nodes of several device types, whose layers differ by other factors, against every plan.
+#[test]
+#[expect(clippy::print_stdout, reason = "figures for whoever runs it with `--nocapture`")]
+fn plans_on_several_device_types_are_nearly_always_the_best_of_all() {
+    let cases = std::env::var("HPGO_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(300_u32);
+    let config = Config { cases, max_global_rejects: 100 * cases, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let control = Control::default();
+    let (asked, mixed, missed, proved, closed) = (Cell::new(0), Cell::new(0), Cell::new(0), Cell::new(0), Cell::new(0));
+    let several = (questions(), prop_oneof![clusters(), larger_clusters()])
+        .prop_map(|(question, cluster)| Question { cluster, ..question })
+        .prop_flat_map(|question| {
+            let (layers, nodes) = (question.graph.layers.len(), question.cluster.nodes.len());
+            (Just(question), types(layers, nodes))
+        });
+    let outcome = runner.run(&several, |(Question { graph, cluster, settings }, (gains, type_of))| {
+        let types = times_by_type(&graph, &gains);
+        let (kinds, cluster) = DeviceKinds::of(&graph, &types, cluster, &type_of).expect("there are few kinds");
+        let Some(kinds) = kinds else { return Err(TestCaseError::reject("no node has a type")) };
+        let model = kinds.sums(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
+        if model.cuts() > if cluster.devices() > 6 { 4 } else { 6 } {
+            return Err(TestCaseError::reject("too many plans"));
+        }
+        let best = hybrid::exhaustive(&model, &cluster, &settings, &control);
+        let answer = hybrid::plan(&model, &cluster, &settings, &control);
+        let (Ok((plan, best, _)), Ok(answer)) = (&best, &answer) else {
+            prop_assert_eq!(best.is_ok(), answer.is_ok(), "{:?} and {:?}", best, answer);
+            return Err(TestCaseError::reject("no plan fits"));
+        };
+        let (bound_s, step_s) = (answer.lower_bound_s, answer.evaluated.step_s);
+        prop_assert!(bound_s <= best.step_s * (1.0 + ROUNDING), "{} is above {}: {:?}", bound_s, best.step_s, plan);
+        prop_assert!(step_s >= best.step_s * (1.0 - ROUNDING), "the oracle missed {:?}", answer.plan);
+        prop_assert!(best.path_s <= best.step_s * (1.0 + ROUNDING), "{} in {:?}", best.path_s, plan);
+        for below_s in [best.step_s * 1.5, f64::INFINITY] {
+            let all_s = hybrid::min_step_of_all_s(&model, &cluster, &settings, below_s, &control)
+                .map_err(|error| TestCaseError::fail(error.to_string()))?;
+            prop_assert!(all_s <= best.step_s * (1.0 + ROUNDING), "{} is above {}: {:?}", all_s, best.step_s, plan);
+            closed.set(closed.get() + u32::from(all_s >= best.step_s * (1.0 - 1e-6)));
+        }
+        let min_s = hybrid::min_step_of_all_cuts_s(&model, &cluster, &settings);
+        prop_assert!(min_s <= best.step_s * (1.0 + ROUNDING), "{} is above {}", min_s, best.step_s);
+        asked.set(asked.get() + 1);
+        let is_mixed = plan.stages.iter().any(|stage| {
+            let mut kinds = stage.footprint.iter().map(|&(node, _)| cluster.nodes[node as usize].kind);
+            let first = kinds.next();
+            kinds.any(|kind| Some(kind) != first)
+        });
+        mixed.set(mixed.get() + u32::from(is_mixed));
+        missed.set(missed.get() + u32::from(step_s > best.step_s * (1.0 + ROUNDING)));
+        proved.set(proved.get() + u32::from(bound_s >= step_s * (1.0 - ROUNDING)));
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+    let (asked, mixed, missed, proved, closed) = (asked.get(), mixed.get(), missed.get(), proved.get(), closed.get());
+    assert!(missed * 100 <= asked, "{missed} of {asked} plans were not the best");
+    assert!(mixed > 0, "no best plan has a stage on several types");
+    println!(
+        "{asked} questions, {mixed} with a stage on several types: {missed} missed, {proved} proved optimal, \
+         {closed} of {} bounds on all placements closed",
+        2 * asked
+    );
+}
+
+/// A type whose layers all take the same share of the profile's times is a device of that speed.
+#[test]
+fn times_that_differ_by_one_factor_are_a_speed() {
+    let cases = std::env::var("HPGO_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(100_u32);
+    let config = Config { cases, max_global_rejects: 100 * cases, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let control = Control::default();
+    let several = (questions(), larger_clusters()).prop_map(|(question, cluster)| Question { cluster, ..question });
+    let outcome = runner.run(&several, |Question { graph, cluster, settings }| {
+        let states = CutPoints::of(&graph, DEFAULT_BOUND).expect("a graph without cycles");
+        let with_speeds = LayerSums::new(&graph, &states);
+        let inverse = |node: &Node| vec![(1.0 / node.speed, 1.0 / node.speed); graph.layers.len()];
+        let types = times_by_type(&graph, &cluster.nodes.iter().map(inverse).collect::<Vec<_>>());
+        let type_of: Vec<_> = (0..cluster.nodes.len() as u32).map(Some).collect();
+        let (kinds, of_kinds) =
+            DeviceKinds::of(&graph, &types, cluster.clone(), &type_of).expect("there are few kinds");
+        let with_types = kinds.expect("every node has a type").sums(&graph, &states);
+        let (Ok(one), Ok(two)) = (
+            hybrid::plan(&with_speeds, &cluster, &settings, &control),
+            hybrid::plan(&with_types, &of_kinds, &settings, &control),
+        ) else {
+            return Err(TestCaseError::reject("no plan fits"));
+        };
+        let is_equal = |a: f64, b: f64| (a - b).abs() <= ROUNDING * a.max(b);
+        // Either search may miss the best plan or prove less. So each plan is priced with the other's times.
+        let price =
+            |model, cluster, plan| PlanEvaluator::new(model, cluster, &settings).evaluate(plan).map(|it| it.step_s);
+        for plan in [&one.plan, &two.plan] {
+            let (with_speeds_s, with_types_s) =
+                (price(&with_speeds, &cluster, plan), price(&with_types, &of_kinds, plan));
+            let (with_speeds_s, with_types_s) = (with_speeds_s.expect("a plan"), with_types_s.expect("a plan"));
+            prop_assert!(is_equal(with_speeds_s, with_types_s), "{} and {}", with_speeds_s, with_types_s);
+        }
+        let bounds = [(&with_speeds, &cluster), (&with_types, &of_kinds)]
+            .map(|(model, cluster)| hybrid::min_step_of_all_cuts_s(model, cluster, &settings));
+        prop_assert!(is_equal(bounds[0], bounds[1]), "{:?}", bounds);
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}
+
 /// A search that knows the cuts of one order of the layers, held against every plan with any cuts.
 #[test]
 #[expect(clippy::print_stdout, reason = "figures for whoever runs it with `--nocapture`")]
@@ -444,7 +574,7 @@ fn questions_of_nodes() -> impl Strategy<Value = Question> {
     let cluster = (shape, link(100.0..1_000.0), link(5.0..100.0), 0..3_u32, prop_oneof![Just(1e9), 2_000.0..9_000.0]);
     (questions(), layers(3), cluster, prop_oneof![Just(4_u32), Just(8)]).prop_map(
         |(question, layers, ((nodes, devices), intra, inter, slow, memory_bytes), global_batch)| {
-            let node = |index| Node { devices, memory_bytes, speed: if index < slow { 0.5 } else { 1.0 } };
+            let node = |index| Node { devices, memory_bytes, speed: if index < slow { 0.5 } else { 1.0 }, kind: 0 };
             let settings = Settings {
                 global_batch,
                 pipeline_micro_batch_sizes: vec![global_batch / 2, global_batch],

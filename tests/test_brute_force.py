@@ -135,6 +135,22 @@ def test_no_plan_of_all_beats_a_bound_or_the_plan_if_transfers_occupy_devices() 
     assert {seed: found for seed, found in wrong.items() if found} == {}
 
 
+def on_types(seed: int) -> chance.Question:
+    """A question of `asked` whose layers have times of their own on some device types."""
+    return chance.typed(Random(seed), asked(seed))
+
+
+def test_no_plan_on_several_device_types_beats_a_bound_or_the_plan_by_more_than_its_gap() -> None:
+    wrong = {seed: falsified(on_types(seed)) for seed in range(400, 430)}
+    assert {seed: found for seed, found in wrong.items() if found} == {}
+
+
+@pytest.mark.slow
+def test_no_plan_on_several_device_types_beats_hundreds_of_bounds_or_plans_by_more_than_their_gap() -> None:
+    wrong = {seed: falsified(on_types(seed)) for seed in range(430, 830)}
+    assert {seed: found for seed, found in wrong.items() if found} == {}
+
+
 @pytest.mark.slow
 def test_no_plan_of_all_beats_hundreds_of_bounds_or_plans_by_more_than_their_gap() -> None:
     wrong = {seed: falsified(asked(seed)) for seed in range(60, 400)}

@@ -84,8 +84,17 @@ class Model:
         self.sent = {name: layer["parameter_bytes"] for name, layer in self.layers.items()}
         self.copied = 0.0
 
-    def sum(self, key: str, ids: Iterable[str], share: int) -> float:
-        return sum(at_share(self.sizes, self.told(self.layers[name], key), share) for name in ids)
+    def sum(self, key: str, ids: Iterable[str], share: int, of_type: str = "") -> float:
+        return sum(at_share(self.sizes, self.told(self.on(name, of_type), key), share) for name in ids)
+
+    def on(self, name: str, of_type: str) -> Record:
+        """A layer with its times on a device type, or with the profile's own if it has none there."""
+        row = self.layers[name]
+        times = next((times for times in row["times_by_type"] if times["type"] == of_type), {})
+        return {**row, **times}
+
+    def is_timed_on(self, of_type: str) -> bool:
+        return any(times["type"] == of_type for row in self.layers.values() for times in row["times_by_type"])
 
     def told(self, row: Record, key: str) -> Sequence[float]:
         if row[key] is None:
@@ -114,6 +123,7 @@ class Nodes:
         numbered = [(number, row) for number, row in enumerate(cluster["nodes"]) for _ in range(row["count"])]
         self.home = [number for number, _ in numbered]
         self.speed = [row["device"]["speed"] for _, row in numbered]
+        self.type = [row["device"]["name"] for _, row in numbered]
         self.memory_bytes = [row["device"]["memory_bytes"] for _, row in numbered]
         self.intra, self.inter = cluster["intra"], cluster["inter"]
 
@@ -178,9 +188,11 @@ def price_stage(
 ) -> Stage:
     """What the stage with these layers behind those of `before` takes and holds, between its neighbours' devices."""
     share = -(-assumed.micro_batch // len(devices))
-    speed = min(nodes.speed[device] for device in devices)
+    kinds = {(nodes.type[device], nodes.speed[device]) for device in devices}
+    # Types with times of their own have no speed.
+    kinds = {(of_type, 1.0) if model.is_timed_on(of_type) else ("", speed) for of_type, speed in kinds}
     computing = [name for name in ids if assumed.include_data_loading or not model.loads(name)]
-    forward = model.sum("forward_s", computing, share) / speed
+    forward = max(model.sum("forward_s", computing, share, of_type) / speed for of_type, speed in kinds)
     held = sum(model.layers[name]["parameter_bytes"] for name in ids) + model.copied
     saved = model.sum("saved_bytes", ids, share)
     read, made = model.crossing(before), model.crossing(before | set(ids))
@@ -193,13 +205,20 @@ def price_stage(
     if not assumed.overlap_p2p_comm:
         size = model.sum("activation_bytes", read, assumed.micro_batch)
         exposed = busy + (nodes.transfer_s(size, senders, devices)[0] if senders else 0.0)
-    computed = summed = sync = 0.0
+    summed = sync = 0.0
+    computed_on = dict.fromkeys(kinds, 0.0)
     for name in reversed(ids):
-        computed += model.sum("backward_s", [name], share) / speed
+        for of_type, speed in kinds:
+            computed_on[of_type, speed] += model.sum("backward_s", [name], share, of_type) / speed
         takes = nodes.all_reduce_s(model.sent[name], devices)
-        summed = max(summed, computed) + takes
+        # The gradients of all replicas must be there.
+        summed = max(summed, *computed_on.values()) + takes
         sync += takes
-    inputs, weights = (model.sum(f"{half}_gradient_s", ids, share) / speed for half in ("input", "weight"))
+    computed = max(computed_on.values())
+    inputs, weights = (
+        max(model.sum(f"{half}_gradient_s", ids, share, of_type) / speed for of_type, speed in kinds)
+        for half in ("input", "weight")
+    )
     tail = summed - computed if assumed.overlap else sync
     return Stage(
         share=share,

@@ -33,9 +33,11 @@ if TYPE_CHECKING:  # The names that `__getattr__` imports.
     from hpgo.model.formats import read_profile as read_profile
     from hpgo.model.formats import write_profile as write_profile
     from hpgo.model.kv_cache import KvCache as KvCache
+    from hpgo.model.merged import merge_profiles as merge_profiles
     from hpgo.model.profile import Layer as Layer
     from hpgo.model.profile import Profile as Profile
     from hpgo.model.profile import TiedWeight as TiedWeight
+    from hpgo.model.profile import TypeTimes as TypeTimes
     from hpgo.model.transformer import Transformer as Transformer
     from hpgo.planning.calibration import calibrate as calibrate
     from hpgo.planning.chain.plans import ChainPlan as ChainPlan
@@ -78,6 +80,7 @@ _PUBLIC: dict[str, str] = {
     "Program": "hpgo.programs.program",
     "Schedule": "hpgo.programs.schedule",
     "TiedWeight": "hpgo.model.profile",
+    "TypeTimes": "hpgo.model.profile",
     "StageBytes": "hpgo.programs.costs",
     "Timeline": "hpgo.timing.timeline",
     "Transformer": "hpgo.model.transformer",
@@ -93,6 +96,7 @@ _PUBLIC: dict[str, str] = {
     "fit_platform": "hpgo.llm.platform_fit",
     "partition": "hpgo.planning.chain.search",
     "partition_files": "hpgo.planning.chain.search",
+    "merge_profiles": "hpgo.model.merged",
     "plan": "hpgo.planning.planner",
     "estimate_llm": "hpgo.llm.estimate",
     "program": "hpgo.programs.program",

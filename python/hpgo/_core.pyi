@@ -252,13 +252,14 @@ class Session:
     """A model with its possible cuts, and a cluster. Each method reads its settings from a `PlanningProblem`."""
 
     # `parts` lists consecutive parts of the model for stages of whole parts. `together` lists layers that no cut may
-    # separate.
+    # separate. `type_of_node` has the index of each node's type in `profile.device_types`.
     def __new__(
         cls,
         profile: Profile,
         cluster: Cluster,
         parts: Sequence[Sequence[int]] | None,
         together: Sequence[Sequence[int]],
+        type_of_node: Sequence[int | None] | None = None,
     ) -> Session: ...
     def plan(
         self, settings: PlanningProblem, time_limit_s: float | None, progress: _Progress

@@ -1,5 +1,6 @@
 //! The gradient all-reduce of a stage, as far as it outlasts the stage's last backward pass.
 
+use super::device_kinds::{Pace, Passes};
 use super::layer_sums::{LayerSums, Totals};
 use super::nesting::Nesting;
 use super::network::Rate;
@@ -13,8 +14,8 @@ use super::network::Rate;
 #[derive(Debug)]
 pub struct SyncTail<'a> {
     model: &'a LayerSums,
-    totals: &'a Totals,
-    speed: f64,
+    /// Times on one kind of device.
+    passes: Passes<'a>,
     rate: Rate,
     overlap: bool,
     /// Whether layers are added in the order of the backward pass.
@@ -27,11 +28,12 @@ pub struct SyncTail<'a> {
 }
 
 impl<'a> SyncTail<'a> {
-    /// Creates the tail of a stage without layers, on devices of relative speed `speed` whose all-reduce takes `rate`.
+    /// Creates the tail of a stage without layers, on devices whose layers take `passes` and whose all-reduce takes
+    /// `rate`.
     #[must_use]
-    pub fn new(model: &'a LayerSums, totals: &'a Totals, speed: f64, rate: Rate, overlap: bool) -> Self {
+    pub fn new(model: &'a LayerSums, passes: Passes<'a>, rate: Rate, overlap: bool) -> Self {
         let in_order = matches!(model.nesting, Nesting::Row { in_order: true, .. });
-        Self { model, totals, speed, rate, overlap, in_order, left: Vec::new(), left_s: 0.0 }
+        Self { model, passes, rate, overlap, in_order, left: Vec::new(), left_s: 0.0 }
     }
 
     /// Declares with `true` that layers will be added in the order of the backward pass, last first.
@@ -87,7 +89,7 @@ impl<'a> SyncTail<'a> {
     fn left_after_sending(&self, layer: u32, bytes: f64, left_s: f64) -> f64 {
         // A layer without weights sends no message, so it pays no latency either.
         let message_s = if bytes > 0.0 { bytes * self.rate.s_per_byte + self.rate.latency_s } else { 0.0 };
-        let backward_s = self.totals.layer_backward_s[layer as usize] / self.speed;
+        let backward_s = self.passes.layer_backward_s[layer as usize] / self.passes.speed;
         (if self.overlap { (left_s - backward_s).max(0.0) } else { left_s }) + message_s
     }
 }
@@ -97,12 +99,12 @@ impl<'a> SyncTail<'a> {
 pub fn grad_reduce_s(
     model: &LayerSums,
     totals: &Totals,
-    speed: f64,
+    pace: Pace,
     stage: (usize, usize),
     rate: Rate,
     overlap: bool,
 ) -> f64 {
-    sync_without_s(model, totals, speed, stage, rate, overlap, &[])
+    sync_without_s(model, totals, pace, stage, rate, overlap, &[])
 }
 
 /// Returns the result of [`grad_reduce_s`] without some weights: `apart` lists layers and the bytes of their weights
@@ -111,7 +113,7 @@ pub fn grad_reduce_s(
 pub fn sync_without_s(
     model: &LayerSums,
     totals: &Totals,
-    speed: f64,
+    pace: Pace,
     (begin, end): (usize, usize),
     rate: Rate,
     overlap: bool,
@@ -120,12 +122,34 @@ pub fn sync_without_s(
     if rate == Rate::default() {
         return 0.0;
     }
-    // The layers come from `layers_between` in the right order, so the tail needs no list of them.
-    let tail = SyncTail::new(model, totals, speed, rate, overlap);
     let sent_bytes = |layer: u32| {
         let own = apart.iter().filter(|&&(other, _)| other == layer);
         own.fold(model.layer_parameter_bytes[layer as usize], |bytes, &(_, apart)| bytes - apart)
     };
-    (model.layers_between(begin, end))
-        .fold(0.0, |left_s, layer| tail.left_after_sending(layer, sent_bytes(layer), left_s))
+    let of_kinds = totals.passes(pace).map(|passes| {
+        // The layers come from `layers_between` in the right order, so the tail needs no list of them.
+        let tail = SyncTail::new(model, passes, rate, overlap);
+        let tail_s = (model.layers_between(begin, end))
+            .fold(0.0, |left_s, layer| tail.left_after_sending(layer, sent_bytes(layer), left_s));
+        (passes.backward_between_s((begin, end)), tail_s)
+    });
+    exposed_s(of_kinds, overlap)
+}
+
+/// Returns the seconds by which the all-reduce of a stage outlasts its last backward pass, from the backward pass and
+/// the remaining all-reduce of a stage on each kind of its devices alone.
+///
+/// An all-reduce starts when the gradients of all replicas exist, so the last kind decides when each one may start and
+/// when the last one ends.
+pub fn exposed_s(of_kinds: impl Iterator<Item = (f64, f64)> + Clone, overlap: bool) -> f64 {
+    let mut others = of_kinds.clone();
+    let only_s = others.next().map_or(0.0, |(_, tail_s)| tail_s);
+    // Without overlap, all kinds have the same tail.
+    if !overlap || others.next().is_none() {
+        return only_s;
+    }
+    let (backward_s, end_s) = of_kinds.fold((0.0, 0.0), |(longest_s, end_s): (f64, f64), (backward_s, tail_s)| {
+        (longest_s.max(backward_s), end_s.max(backward_s + tail_s))
+    });
+    end_s - backward_s
 }

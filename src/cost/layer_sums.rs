@@ -3,6 +3,7 @@
 //! For every number of samples that a replica may get of a micro-batch, the sums over the layers below each cut are
 //! stored (prefix sums), so the cost of a stage between two cuts is the difference of two sums.
 
+use super::device_kinds::{Pace, PassTimes, Passes};
 use super::nesting::{Descending, Nesting};
 use super::tied_weights::TiedWeight;
 use crate::model::graph::{self, Graph, Measurement};
@@ -28,6 +29,9 @@ pub struct Totals {
     /// Input-gradient and weight-gradient seconds, if any layer has measurements of them. Layers without measurements
     /// count half of their backward pass as each.
     pub halves: Option<Halves>,
+    /// Times on each kind of device. If empty, all devices have the times above, divided by their speed.
+    /// Otherwise the times above are bounding times (see [`super::device_kinds`]).
+    pub kinds: Vec<PassTimes>,
 }
 
 /// Seconds of the two halves of a backward pass, run separately. Together they may take longer than the whole pass.
@@ -46,17 +50,16 @@ impl Halves {
     /// measurements of them.
     fn of(layers: &[Measurement], nesting: &Nesting) -> Option<Self> {
         // One measured layer is enough to tell the halves apart. All others are split evenly.
-        layers.iter().any(|layer| layer.halves_s.is_some()).then(|| {
-            let half = |layer: &Measurement| (layer.backward_s / 2.0, layer.backward_s / 2.0);
-            let layer_s: Vec<_> = layers.iter().map(|layer| layer.halves_s.unwrap_or(half(layer))).collect();
-            // Prefix sums as for whole passes, so a stage's halves also cost two subtractions.
-            let (inputs, weights): (Vec<_>, Vec<_>) = layer_s.iter().copied().unzip();
-            Self {
-                input_gradient_s: nesting.sums_below(&inputs),
-                weight_gradient_s: nesting.sums_below(&weights),
-                layer_s,
-            }
-        })
+        layers.iter().any(|layer| layer.halves_s.is_some()).then(|| Self::split(layers, nesting))
+    }
+
+    /// Sums the halves of `layers`, each of which is half of its backward pass if it has no measurement of them.
+    fn split(layers: &[Measurement], nesting: &Nesting) -> Self {
+        let half = |layer: &Measurement| (layer.backward_s / 2.0, layer.backward_s / 2.0);
+        let layer_s: Vec<_> = layers.iter().map(|layer| layer.halves_s.unwrap_or(half(layer))).collect();
+        // Prefix sums as for whole passes, so a stage's halves also cost two subtractions.
+        let (inputs, weights): (Vec<_>, Vec<_>) = layer_s.iter().copied().unzip();
+        Self { input_gradient_s: nesting.sums_below(&inputs), weight_gradient_s: nesting.sums_below(&weights), layer_s }
     }
 
     fn blend(&self, other: &Self, weight: f64, other_weight: f64) -> Self {
@@ -67,6 +70,19 @@ impl Halves {
             input_gradient_s: mix(&self.input_gradient_s, &other.input_gradient_s),
             weight_gradient_s: mix(&self.weight_gradient_s, &other.weight_gradient_s),
             layer_s: self.layer_s.iter().zip(&other.layer_s).map(both).collect(),
+        }
+    }
+}
+
+impl PassTimes {
+    fn blend(&self, other: &Self, weight: f64, other_weight: f64) -> Self {
+        let mix = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * weight + b * other_weight).collect();
+        Self {
+            forward_s: mix(&self.forward_s, &other.forward_s),
+            backward_s: mix(&self.backward_s, &other.backward_s),
+            layer_backward_s: mix(&self.layer_backward_s, &other.layer_backward_s),
+            halves: (self.halves.as_ref().zip(other.halves.as_ref()))
+                .map(|(halves, others)| halves.blend(others, weight, other_weight)),
         }
     }
 }
@@ -84,7 +100,49 @@ impl Totals {
             layer_saved_bytes: mix(&self.layer_saved_bytes, &other.layer_saved_bytes),
             halves: (self.halves.as_ref().zip(other.halves.as_ref()))
                 .map(|(halves, others)| halves.blend(others, weight, other_weight)),
+            kinds: (self.kinds.iter().zip(&other.kinds))
+                .map(|(kind, others)| kind.blend(others, weight, other_weight))
+                .collect(),
         }
+    }
+
+    /// Returns the times of the layers on devices of unknown kind, the slowest of which has this speed.
+    #[must_use]
+    pub fn at_speed(&self, speed: f64) -> Passes<'_> {
+        Passes {
+            forward_s: &self.forward_s,
+            backward_s: &self.backward_s,
+            layer_backward_s: &self.layer_backward_s,
+            halves: self.halves.as_ref(),
+            speed,
+        }
+    }
+
+    /// Returns the times of the layers on each kind among the devices of a stage. The longest of each pass counts.
+    pub fn passes(&self, pace: Pace) -> impl Iterator<Item = Passes<'_>> + Clone {
+        let listed = if self.kinds.is_empty() { 0 } else { pace.kinds };
+        let unlisted = (listed == 0).then(|| self.at_speed(pace.speed));
+        let of_kinds = self.kinds.iter().enumerate().filter(move |&(kind, _)| listed >> kind & 1 == 1);
+        unlisted.into_iter().chain(of_kinds.map(|(_, times)| Passes {
+            forward_s: &times.forward_s,
+            backward_s: &times.backward_s,
+            layer_backward_s: &times.layer_backward_s,
+            halves: times.halves.as_ref(),
+            speed: 1.0,
+        }))
+    }
+
+    /// Returns the forward and the backward seconds of the layers between two cuts on the slowest kind of each.
+    #[must_use]
+    pub fn longest_s(&self, pace: Pace, cuts: (usize, usize)) -> (f64, f64) {
+        // Searches ask for the stages of one kind millions of times.
+        if self.kinds.is_empty() {
+            let passes = self.at_speed(pace.speed);
+            return (passes.forward_between_s(cuts), passes.backward_between_s(cuts));
+        }
+        self.passes(pace).fold((0.0, 0.0), |(forward_s, backward_s): (f64, f64), passes| {
+            (forward_s.max(passes.forward_between_s(cuts)), backward_s.max(passes.backward_between_s(cuts)))
+        })
     }
 
     /// Returns the seconds of the gradients of a layer's inputs and of its weights.
@@ -181,6 +239,7 @@ impl LayerSums {
                     layer_backward_s: layers.iter().map(|layer| layer.backward_s).collect(),
                     layer_saved_bytes: layers.iter().map(|layer| layer.saved_bytes).collect(),
                     halves: Halves::of(&layers, &nesting),
+                    kinds: Vec::new(),
                 }
             })
             .collect();
@@ -205,6 +264,34 @@ impl LayerSums {
             layer_parameter_bytes: order.iter().map(|&layer| graph.layers[layer].trained_bytes()).collect(),
             layer_frozen_bytes,
         }
+    }
+
+    /// Replaces the times at one measured batch size by bounding times and the times of each kind of device. All lists
+    /// are in topological order.
+    pub(super) fn set_times(
+        &mut self,
+        batch: usize,
+        bounding: &[Measurement],
+        kinds: impl Iterator<Item = Vec<Measurement>>,
+    ) {
+        let nesting = &self.nesting;
+        let has_halves = bounding.iter().any(|layer| layer.halves_s.is_some());
+        let passes = |layers: &[Measurement]| {
+            let forward_s: Vec<f64> = layers.iter().map(|layer| layer.forward_s).collect();
+            let layer_backward_s: Vec<f64> = layers.iter().map(|layer| layer.backward_s).collect();
+            let times = PassTimes {
+                forward_s: nesting.sums_below(&forward_s),
+                backward_s: nesting.sums_below(&layer_backward_s),
+                layer_backward_s,
+                halves: has_halves.then(|| Halves::split(layers, nesting)),
+            };
+            (forward_s, times)
+        };
+        let (layer_forward_s, PassTimes { forward_s, backward_s, layer_backward_s, halves }) = passes(bounding);
+        let kinds = kinds.map(|layers| passes(&layers).1).collect();
+        let totals = &mut self.measured[batch];
+        (totals.layer_forward_s, totals.layer_backward_s) = (layer_forward_s, layer_backward_s);
+        (totals.forward_s, totals.backward_s, totals.halves, totals.kinds) = (forward_s, backward_s, halves, kinds);
     }
 
     /// Returns the number of cuts, the empty and the full one included.

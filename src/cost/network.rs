@@ -25,6 +25,8 @@ pub struct Node {
     pub memory_bytes: f64,
     /// Compute speed relative to the device that the profile was measured on. Measured times are divided by it.
     pub speed: f64,
+    /// Index of its kind of devices among [`super::DeviceKinds`]. 0 if all kinds differ by one speed only.
+    pub kind: u32,
 }
 
 /// Nodes and the links between them. Devices are numbered node by node from 0.

@@ -81,7 +81,12 @@ pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
             },
             cluster: Cluster {
                 nodes: (nodes.into_iter())
-                    .map(|(devices, speed, memory)| Node { devices, memory_bytes: memory_bytes * memory, speed })
+                    .map(|(devices, speed, memory)| Node {
+                        devices,
+                        memory_bytes: memory_bytes * memory,
+                        speed,
+                        kind: 0,
+                    })
                     .collect(),
                 intra,
                 inter,
@@ -123,7 +128,7 @@ pub(super) fn few_layers_on_many_devices() -> impl Strategy<Value = RandomProble
     (problems(), 1_usize..4, 1_u32..4, speeds).prop_map(|(mut problem, layers, replicas, speeds)| {
         problem.graph.layers.truncate(layers);
         problem.graph.edges.retain(|&(_, to)| to < layers);
-        let node = |(index, speed): (u32, f64)| Node { devices: 1 + index, memory_bytes: 1e9, speed };
+        let node = |(index, speed): (u32, f64)| Node { devices: 1 + index, memory_bytes: 1e9, speed, kind: 0 };
         problem.cluster.nodes = (0..).zip(speeds).map(node).collect();
         problem.settings.pipeline_micro_batch_sizes = vec![1, 2, 3];
         problem.settings.max_replicas = replicas;

@@ -31,6 +31,7 @@ impl From<ClusterRecord> for Cluster {
             devices: node.count,
             memory_bytes: node.device.memory_bytes,
             speed: node.device.speed,
+            kind: 0,
         };
         Self { nodes: cluster.nodes.into_iter().map(node).collect(), intra: cluster.intra, inter: cluster.inter }
     }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use pyo3::prelude::*;
 
 use super::to_py_err;
+use crate::cost::TypeTimes;
 use crate::error::{Error, Result};
 use crate::model::graph::{Graph, Layer, Measurement, TiedWeight};
 
@@ -21,6 +22,16 @@ struct LayerRecord {
     parameter_bytes: f64,
     frozen_bytes: f64,
     saved_bytes: Option<Vec<f64>>,
+    times_by_type: Vec<TypeTimesRecord>,
+}
+
+/// Mirror of `hpgo.model.profile.TypeTimes`.
+#[derive(FromPyObject)]
+struct TypeTimesRecord {
+    forward_s: Vec<f64>,
+    backward_s: Vec<f64>,
+    input_gradient_s: Option<Vec<f64>>,
+    weight_gradient_s: Option<Vec<f64>>,
 }
 
 /// Mirror of `hpgo.model.profile.TiedWeight`.
@@ -46,6 +57,48 @@ pub(super) struct ProfileRecord {
 pub(super) fn graph(profile: &Bound<'_, PyAny>) -> PyResult<Graph> {
     let record: ProfileRecord = profile.extract()?;
     record.try_into().map_err(|error| to_py_err(profile.py(), &error))
+}
+
+impl ProfileRecord {
+    /// Returns the times of each device type, in the order of the layers' lists.
+    ///
+    /// # Errors
+    /// Returns [`Error::Profile`] that names a layer with another number of types or measurements than the first layer.
+    pub(super) fn times_by_type(&self) -> Result<Vec<TypeTimes>> {
+        let types = self.layers.first().map_or(0, |layer| layer.times_by_type.len());
+        let at_size = |layer: &LayerRecord, of_type: &TypeTimesRecord| -> Result<Vec<Measurement>> {
+            let halves = of_type.input_gradient_s.as_ref().zip(of_type.weight_gradient_s.as_ref());
+            let one = |at: usize| {
+                Some(Measurement {
+                    forward_s: *of_type.forward_s.get(at)?,
+                    backward_s: *of_type.backward_s.get(at)?,
+                    halves_s: match halves {
+                        Some((inputs, weights)) => Some((*inputs.get(at)?, *weights.get(at)?)),
+                        None => None,
+                    },
+                    ..Measurement::default()
+                })
+            };
+            (0..self.batch_sizes.len()).map(one).collect::<Option<_>>().ok_or_else(|| {
+                Error::profile(
+                    format!("layer `{}` has fewer times of a device type than batch sizes", layer.id),
+                    "give one number for each batch size",
+                )
+            })
+        };
+        (0..types)
+            .map(|at| {
+                let of_layer = |layer: &LayerRecord| match layer.times_by_type.get(at) {
+                    Some(of_type) => at_size(layer, of_type),
+                    None => Err(Error::profile(
+                        format!("layer `{}` has times of fewer device types than the first layer", layer.id),
+                        "give times of the same types for all layers",
+                    )),
+                };
+                self.layers.iter().map(of_layer).collect()
+            })
+            .collect()
+    }
 }
 
 impl TryFrom<ProfileRecord> for Graph {

@@ -14,8 +14,8 @@ use super::records::ProfileRecord;
 use super::schedule::Record;
 use super::{to_py_err, watched};
 use crate::control::{Control, Stopped};
-use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
+use crate::cost::{DeviceKinds, LayerSums};
 use crate::error::{Error, Result};
 use crate::model::graph::Graph;
 use crate::model::lineage::Lineage;
@@ -44,6 +44,8 @@ fn control_of(time_limit_s: Option<f64>) -> Control {
 struct Session {
     graph: Graph,
     cluster: Cluster,
+    /// Times on several kinds of devices. `None` if the profile's own times are used, divided by speeds.
+    kinds: Option<DeviceKinds>,
     /// Consecutive parts of the model, if a stage must hold whole parts. `None` if any cut is allowed.
     parts: Option<Vec<Vec<usize>>>,
     /// Groups of layers that no cut may separate.
@@ -166,6 +168,14 @@ impl Session {
         })
     }
 
+    /// Returns the sums over layers for these cuts.
+    fn sums(&self, states: &CutPoints) -> LayerSums {
+        match &self.kinds {
+            Some(kinds) => kinds.sums(&self.graph, states),
+            None => LayerSums::new(&self.graph, states),
+        }
+    }
+
     fn cuts(&self, control: &Control) -> Result<&(CutPoints, LayerSums)> {
         if let Some(known) = self.cuts.get() {
             return Ok(known);
@@ -174,7 +184,7 @@ impl Session {
             None => CutPoints::for_plans_keeping(&self.graph, &self.together, control)?,
             Some(parts) => CutPoints::between(&self.graph, parts)?,
         };
-        let model = LayerSums::new(&self.graph, &states);
+        let model = self.sums(&states);
         Ok(self.cuts.get_or_init(|| (states, model)))
     }
 
@@ -197,14 +207,14 @@ impl Session {
         let settings = settings.settings();
         watched(py, control, None, false, || {
             let states = cuts(&self.graph)?;
-            let model = LayerSums::new(&self.graph, &states);
+            let model = self.sums(&states);
             work(&Asked { session: self, states: &states, model: &model, settings: &settings, control })
         })
     }
 
     /// Whether no plan fits, proven without listing the cuts of a branching model, which takes longer.
     fn fits_nowhere(&self, settings: &Settings, schedules: Schedules, control: &Control) -> Result<bool> {
-        let (model, lineage) = (LayerSums::new(&self.graph, &one_stage(&self.graph)?), Lineage::of(&self.graph)?);
+        let (model, lineage) = (self.sums(&one_stage(&self.graph)?), Lineage::of(&self.graph)?);
         hybrid::nothing_fits_with_any_cuts(&model, lineage.as_ref(), &self.cluster, settings, schedules, control)
     }
 
@@ -218,7 +228,7 @@ impl Session {
         recompute: Vec<bool>,
     ) -> Result<PlanRecord> {
         let states = CutPoints::between(&self.graph, &layers)?;
-        let model = LayerSums::new(&self.graph, &states);
+        let model = self.sums(&states);
         let (micro_batch, run) =
             action_lists::evaluate(&model, &self.cluster, settings, &devices, schedule, recompute)?;
         Ok(run_record(&states, micro_batch, devices, run, schedule))
@@ -254,16 +264,28 @@ fn run_record(
 
 #[pymethods]
 impl Session {
+    /// `type_of_node` has the index of each node's type among the profile's device types, or `None` for a node whose
+    /// type has no times. Without it, the profile's own times are divided by speeds.
     #[new]
+    #[pyo3(signature = (profile, cluster, parts, together, type_of_node=None))]
     fn new(
         py: Python<'_>,
         profile: ProfileRecord,
         cluster: ClusterRecord,
         parts: Option<Vec<Vec<usize>>>,
         together: Vec<Vec<usize>>,
+        type_of_node: Option<Vec<Option<u32>>>,
     ) -> PyResult<Self> {
-        let graph = profile.try_into().map_err(|error| to_py_err(py, &error))?;
-        Ok(Self { graph, cluster: cluster.into(), parts, together, cuts: OnceLock::new() })
+        let made = || {
+            let types = profile.times_by_type()?;
+            let graph: Graph = profile.try_into()?;
+            let (kinds, cluster) = match type_of_node {
+                Some(type_of_node) => DeviceKinds::of(&graph, &types, cluster.into(), &type_of_node)?,
+                None => (None, cluster.into()),
+            };
+            Ok(Self { graph, cluster, kinds, parts, together, cuts: OnceLock::new() })
+        };
+        made().map_err(|error| to_py_err(py, &error))
     }
 
     /// Returns the best plan and its bounds.
@@ -408,7 +430,7 @@ impl Session {
             let needs_no_cuts =
                 !is_listed && (!one_stage_a_device || self.fits_nowhere(&settings, schedules, &control)?);
             let model = if needs_no_cuts {
-                whole = LayerSums::new(&self.graph, &one_stage(&self.graph)?);
+                whole = self.sums(&one_stage(&self.graph)?);
                 &whole
             } else {
                 &self.cuts(&control)?.1
@@ -453,7 +475,7 @@ impl Session {
                 return self.ordered(&settings, layers, devices, &schedule, recompute);
             }
             let states = CutPoints::between(&self.graph, &layers)?;
-            let model = LayerSums::new(&self.graph, &states);
+            let model = self.sums(&states);
             let control = Control::default();
             let asked = Asked { session: self, states: &states, model: &model, settings: &settings, control: &control };
             if !action_lists::CERTIFIED.iter().any(|(certified, _)| *certified == name) {
@@ -486,7 +508,7 @@ impl Session {
         let evaluated = py.detach(|| {
             let (layers, devices): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
             let states = CutPoints::between(&self.graph, &layers)?;
-            let model = LayerSums::new(&self.graph, &states);
+            let model = self.sums(&states);
             let control = Control::default();
             let one = |(size, allowed, given): Variant| {
                 let recompute = recompute_choices(&allowed, is_by_stage);

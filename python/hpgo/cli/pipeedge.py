@@ -110,8 +110,15 @@ def check_words(context: click.Context) -> None:
     given = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     called = {option.name: option.opts[-1] for option in context.command.params}
     results, form = context.params["results"], context.params["form"]
+    if context.params["merged"]:
+        others = [called[name] for name in called if name in given - {"merged", "profile_boundary", "outputs"}]
+        if others:
+            raise click.UsageError(f"{', '.join(others)} can't be used with --merge, which measures nothing")
+        return
+    if "profile_boundary" in given:
+        raise click.UsageError("--profile-boundary can only be used with --merge")
     if (context.params["workload"] is None) != bool(results):
-        raise click.UsageError("give a workload to measure, or results with --from, but not both")
+        raise click.UsageError("give a workload to measure, or results with --from or --merge, but not several")
     if form is None:
         others = [called[name] for name in _MERGING if name in given]
         if others:

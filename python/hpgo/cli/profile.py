@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.documents import json_text
-from hpgo.base.messages import times
+from hpgo.base.messages import shorten, times
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.pipeedge import Files, check_folder, check_words, device, read_all, timings
 from hpgo.cli.plan_options import BYTES, DEVICE_BYTES, RATE, SECONDS, Counts
 from hpgo.cli.terminal import progress, say, table
-from hpgo.cli.values import AS_JSON, AUTOCAST, DEVICE, DTYPE, FILE, PROFILE_OUT, WORKLOAD, written
+from hpgo.cli.values import AS_JSON, AUTOCAST, DEVICE, DTYPE, FILE, PROFILE_OUT, WORKLOAD, File, written
 from hpgo.errors import ArgumentError
 from hpgo.model.formats.pipeedge import Timing
 
@@ -30,10 +30,26 @@ _PART = ".part"
 
 _SECTIONS = {
     "Measurement": "by batch_size data ranks inference dtype autocast device time_limit memory",
+    "Several device types": "merged profile_boundary",
     "Output": "outputs as_json",
     "For PipeEdge": "form device_type device_memory device_bandwidth model_name models_file dev_types_file"
     " overwrite results",
 }
+
+
+class TypeFile(File):
+    """A profile of one device type, as `TYPE=FILE`, or `FILE` if the file states its device."""
+
+    name = "type"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name of the type, which is empty if the file states it, and the file."""
+        if isinstance(value, tuple):
+            return value
+        name, is_named, file = str(value).rpartition("=")
+        if not file or (is_named and not name):
+            self.fail(f"`{shorten(str(value))}` is not TYPE=FILE; write `V100=v100.yaml`", param, ctx)
+        return name, file
 
 
 class MeasureOptions(Options):
@@ -86,6 +102,20 @@ class ProfileOptions(MeasureOptions):
     """Options of `hpgo profile`."""
 
     workload: str = argument(type=WORKLOAD, metavar="[NAME|MODULE:FUNCTION|CONFIG.json]", required=False)
+    merged: tuple[tuple[str, str], ...] = option(
+        "--merge",
+        type=TypeFile(),
+        multiple=True,
+        metavar="TYPE=FILE",
+        help="Measure nothing; merge this profile, which was measured on a device type, into one with the times of all"
+        " types. The type may be left out if the file states its device. Repeatable.",
+    )
+    profile_boundary: float | None = option(
+        "--profile-boundary",
+        type=BYTES,
+        metavar="SIZE",
+        help="Bytes that one sample sends between two layers, for --merge of Metis files without them.",
+    )
     outputs: tuple[str, ...] = written(PROFILE_OUT, "Profile to write: .yaml, .json, or PipeDream's .txt. Repeatable.")
     as_json: bool = AS_JSON
     form: str | None = option(
@@ -145,9 +175,13 @@ def command(options: ProfileOptions) -> None:
       hpgo profile my_model:build --ranks 4 -o mine.yaml
       hpgo profile llama/config.json:length=512 --dtype bfloat16 -o llama.yaml
       hpgo plan gpt.yaml --cluster dapple-c --devices 4 --global-batch-size 64
+      hpgo profile --merge V100=v100.yaml --merge H100=h100.yaml -o both.yaml
       hpgo profile vit-base --by quarter --format pipeedge --device-type mb
     """
     check_words(click.get_current_context())
+    if options.merged:
+        _merge(options)
+        return
     # Only the fields of this group are arguments of the measurement.
     given = options.group(MeasureOptions)
     given["batch_sizes"] = given.pop("batch_size")
@@ -177,6 +211,34 @@ def command(options: ProfileOptions) -> None:
     found = _measured(options.workload, keep=f"{options.dev_types_file}{_PART}", **given | {"inference": True})
     _print(found, as_json=options.as_json)
     files.merge(model, timings(found.profile, dtype))
+
+
+def _merge(options: ProfileOptions) -> None:
+    """Write the profile with the times of several device types."""
+    from hpgo.model.formats import read_profile, write_profile
+    from hpgo.model.formats.native import write_yaml
+    from hpgo.model.merged import merge_profiles
+
+    for output in options.outputs:
+        if output.lower().endswith(".txt"):
+            raise ArgumentError(f"`{output}` can't hold times of several device types", "write a .yaml or .json file")
+        check_folder(output)
+    profiles: dict[str, Profile] = {}
+    for given, file in options.merged:
+        profile = read_profile(file, boundary_bytes=options.profile_boundary)
+        name = given or profile.device
+        if not name:
+            raise ArgumentError(f"`{file}` does not state its device", f"name its type: `--merge TYPE={file}`")
+        if name in profiles:
+            raise ArgumentError(
+                f"two profiles are of the device type `{shorten(name)}`", "name each type once", code="duplicate"
+            )
+        profiles[name] = profile
+    found = merge_profiles(profiles)
+    for output in options.outputs:
+        write_profile(found, output)
+    if not options.outputs:
+        click.echo(write_yaml(found), nl=False)
 
 
 def _described(workload: str, name: str | None, options: dict[str, Any]) -> tuple[PipeEdgeModel, str]:

@@ -16,7 +16,7 @@ from hpgo.base.checks import MAX_GPUS, check_int, check_list, check_text, number
 from hpgo.base.messages import as_float, brief, did_you_mean, pluralize, safe_repr, shorten
 from hpgo.base.presentation import Presented
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.errors import ProfileError
+from hpgo.errors import ArgumentError, ProfileError
 
 if TYPE_CHECKING:
     import networkx
@@ -33,6 +33,29 @@ layers of a few microseconds is lost.
 """
 _ROUNDED = 1 + 1e-12
 """Factor by which rounding may change the sum of the two passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeTimes:
+    """Times of a layer on one device type. The tuples have one entry for each of `Profile.batch_sizes`.
+
+    `Layer` checks the numbers.
+
+    >>> Layer("fc", "Linear", (1,), (2,), (8,), 4, times_by_type=(TypeTimes("T4", (3,), (5,)),)).on("T4").backward_s
+    (5,)
+    """
+
+    type: str
+    """Name of the device type, as nodes of a cluster have it."""
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    input_gradient_s: tuple[float, ...] | None = None
+    """Time of the input-gradient pass in seconds, as in `Layer`."""
+    weight_gradient_s: tuple[float, ...] | None = None
+    """Time of the weight-gradient pass in seconds, as in `Layer`."""
+
+
+_TIMES = ("forward_s", "backward_s", "input_gradient_s", "weight_gradient_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +102,8 @@ class Layer:
 
     They take memory, but they have no gradients, no optimizer state and no all-reduce.
     """
+    times_by_type: tuple[TypeTimes, ...] = ()
+    """Times on other device types, sorted by name. The times above were measured on `Profile.device`."""
 
     def __post_init__(self) -> None:
         for field in ("id", "name"):
@@ -126,6 +151,52 @@ class Layer:
         if self.stage is not None:
             stage = check_int(f"layer `{self.id}`: stage", self.stage, minimum=0, error=ProfileError)
             object.__setattr__(self, "stage", stage)
+        if self.times_by_type:
+            self._check_types()
+
+    def _check_types(self) -> None:
+        """Check the times of each device type like the layer's own times, and sort the types by name."""
+        times = self.times_by_type
+        if not isinstance(times, tuple) or not all(isinstance(of_type, TypeTimes) for of_type in times):
+            raise ProfileError(
+                f"layer `{self.id}`: times_by_type is {safe_repr(times)}", "give a tuple of `hpgo.TypeTimes` records"
+            )
+        for of_type in times:
+            check_text(f"layer `{self.id}`: a device type", of_type.type, ProfileError)
+        names = sorted(of_type.type for of_type in times)
+        if not all(names) or len(set(names)) < len(names):
+            raise ProfileError(
+                f"layer `{self.id}` has times for the device types {', '.join(f'`{name}`' for name in names)}",
+                "give each type once, under its name in the cluster",
+                code="duplicate",
+            )
+        checked = []
+        for of_type in sorted(times, key=lambda one: one.type):
+            try:
+                layer = self._with(of_type)
+            except ProfileError as error:
+                raise error.reworded(f"on `{of_type.type}`: {error.message}", error.hint) from None
+            checked.append(TypeTimes(of_type.type, *(getattr(layer, key) for key in _TIMES)))
+        object.__setattr__(self, "times_by_type", tuple(checked))
+
+    def _with(self, of_type: TypeTimes) -> Layer:
+        """Return the layer with these times, and without times on other types."""
+        if len(of_type.forward_s) != len(self.forward_s):
+            raise ProfileError(
+                f"layer `{self.id}` has {len(of_type.forward_s)} forward_s, but there are {len(self.forward_s)} batch"
+                " sizes",
+                "give one number for each batch size of the profile",
+            )
+        return replace(self, times_by_type=(), **{key: getattr(of_type, key) for key in _TIMES})
+
+    def on(self, device_type: str) -> Layer:
+        """Return the layer with its times on a device type of `times_by_type`, and without times on other types."""
+        return self._with(next(of_type for of_type in self.times_by_type if of_type.type == device_type))
+
+    def with_types(self, layers: Iterable[tuple[str, Layer]]) -> Layer:
+        """Return the layer with the times of these layers, each under the name of a device type."""
+        times = (TypeTimes(name, *(getattr(layer, key) for key in _TIMES)) for name, layer in layers)
+        return replace(self, times_by_type=tuple(times))
 
     @property
     def trained_bytes(self) -> float:
@@ -169,6 +240,10 @@ class Layer:
         >>> layer.with_consistent_split().input_gradient_s
         (2.0,)
         """
+        if self.times_by_type:
+            own = replace(self, times_by_type=()).with_consistent_split()
+            types = [of_type.type for of_type in self.times_by_type]
+            return own.with_types((name, self.on(name).with_consistent_split()) for name in types)
         inputs, weights = self.input_gradient_s, self.weight_gradient_s
         if inputs is None or weights is None or all(map(_is_consistent, self.split_ratios)):
             return self
@@ -303,6 +378,7 @@ class Profile(Presented):
                 raise ProfileError(f"edge `{start}` -> `{end}` is given twice", "keep one of them", code="duplicate")
             seen.add((start, end))
         self._check_tied_weights()
+        self._check_types()
         if cycle := _cycle(known, self.edges):
             steps = cycle if len(cycle) <= 12 else [*cycle[:6], "…", *cycle[-5:]]
             raise ProfileError(
@@ -354,6 +430,21 @@ class Profile(Presented):
                     f"layer `{first}` shares more bytes than it trains, which are its parameter_bytes without its"
                     " frozen_bytes",
                     "add the tied weight to the parameter_bytes of the first layer that shares it",
+                )
+
+    def _check_types(self) -> None:
+        # Times of a stage on a type are sums over its layers, so all layers need times on the same types.
+        first = self.layers[0]
+        types = set(self.device_types)
+        for layer in self.layers:
+            here = {of_type.type for of_type in layer.times_by_type}
+            if here != types:
+                lacking, having = (layer, first) if types - here else (first, layer)
+                lacks = min(types - here or here - types)
+                raise ProfileError(
+                    f"layer `{lacking.id}` has no times on `{lacks}`, but layer `{having.id}` has",
+                    "give `times_by_type` of the same types for all layers",
+                    code="mismatch",
                 )
 
     def _check_circumstances(self) -> None:
@@ -450,6 +541,30 @@ class Profile(Presented):
         return sum(layer.parameter_bytes for layer in self.layers)
 
     @property
+    def device_types(self) -> tuple[str, ...]:
+        """Names of the device types that `Layer.times_by_type` lists, in ascending order."""
+        return tuple(of_type.type for of_type in self.layers[0].times_by_type)
+
+    def on(self, device_type: str) -> Profile:
+        """Return the profile with the times of a type of `device_types` as its own, and without other types.
+
+        Raises ArgumentError for another type.
+
+        >>> toy = Profile.chain(
+        ...     "toy", batch_size=1, forward_s=[1], backward_s=[2], activation_bytes=[8], parameter_bytes=[4])
+        >>> layer = replace(toy.layers[0], times_by_type=(TypeTimes("T4", (3,), (5,)),))
+        >>> replace(toy, layers=(layer,)).on("T4").layers[0].forward_s
+        (3,)
+        """
+        if device_type not in self.device_types:
+            raise ArgumentError(
+                f"profile `{self.name}` has no times on {safe_repr(device_type)}",
+                did_you_mean(device_type, self.device_types) if self.device_types else "measure it with `hpgo profile`",
+                code="unknown_name",
+            )
+        return replace(self, device=device_type, layers=tuple(layer.on(device_type) for layer in self.layers))
+
+    @property
     def spread(self) -> float | None:
         """Average of the layers' `spread`, weighted by their times at the largest batch size. None: no layer has one.
 
@@ -481,6 +596,7 @@ class Profile(Presented):
             and layer.id not in fed
             and not layer.parameter_bytes
             and not any(layer.backward_s)
+            and not any(any(of_type.backward_s) for of_type in layer.times_by_type)
         )
 
     def without_loading(self) -> Profile:
@@ -493,10 +609,13 @@ class Profile(Presented):
         [(0.0,), (1,)]
         """
         loading = self.loading
-        layers = (
-            replace(layer, forward_s=(0.0,) * len(self.batch_sizes)) if layer in loading else layer
-            for layer in self.layers
-        )
+        nothing_s = (0.0,) * len(self.batch_sizes)
+
+        def without(layer: Layer) -> Layer:
+            types = tuple(replace(of_type, forward_s=nothing_s) for of_type in layer.times_by_type)
+            return replace(layer, forward_s=nothing_s, times_by_type=types)
+
+        layers = (without(layer) if layer in loading else layer for layer in self.layers)
         return replace(self, layers=tuple(layers)) if loading else self
 
     def with_consistent_split(self) -> Profile:

@@ -19,7 +19,7 @@ from hpgo.base.checks import check_is
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster, Link
-from hpgo.model.profile import Layer, Profile
+from hpgo.model.profile import Layer, Profile, TypeTimes
 from hpgo.planning.files import known_source
 from hpgo.planning.plans import Plan
 from hpgo.timing.breakdown import Breakdown, breakdown
@@ -183,9 +183,14 @@ def _profile(profile: Profile, program: Program, predicted: Breakdown, measured:
     def corrected(layer: Layer) -> Layer:
         stage = stage_of[layer.id]
         slower = {"forward_s": forward[stage], **dict.fromkeys(_BACKWARD, backward[stage])}
-        known = {name: held for name in slower if (held := getattr(layer, name)) is not None}
-        scaled: dict[str, Any] = {name: tuple(one * slower[name] for one in held) for name, held in known.items()}
-        return replace(layer, **scaled)
+
+        def scaled(times: Layer | TypeTimes) -> dict[str, Any]:
+            known = {name: held for name in slower if (held := getattr(times, name)) is not None}
+            return {name: tuple(one * slower[name] for one in held) for name, held in known.items()}
+
+        # A stage on several device types is as slow as the slowest, so all types get its ratio.
+        types = tuple(replace(of_type, **scaled(of_type)) for of_type in layer.times_by_type)
+        return replace(layer, **scaled(layer), times_by_type=types)
 
     return replace(
         profile,

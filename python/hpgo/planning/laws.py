@@ -7,7 +7,8 @@ This module computes its numbers from the profile and the cluster, independently
 between measured batch sizes are interpolated natively; tests/test_batches.py checks those. docs/proofs.md lists the
 laws. A law is a function that returns the place where it is broken, or an empty text. Its docstring is the law.
 
-Devices have a speed relative to the device that the profile was measured on, which has speed 1.
+Devices have times of their own in the profile, or a speed relative to the device that it was measured on, which has
+speed 1.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster
 from hpgo.model.profile import Profile
+from hpgo.planning.device_times import DeviceTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from hpgo.hardware.cluster import Device, Node
     from hpgo.llm.estimate import LlmEstimate
     from hpgo.model.profile import Layer
     from hpgo.planning.chain.plans import ChainPlan
@@ -119,11 +122,54 @@ class _Sources:
         return {} if self.profile is None else {layer.id: layer for layer in self.profile.layers}
 
     @cached_property
-    def speeds(self) -> list[float]:
-        """Speed of each device; empty if the cluster is unknown."""
+    def devices(self) -> list[Device]:
+        """The devices of the cluster by number; empty if the cluster is unknown."""
         if self.cluster is None:
             return []
-        return [node.device.speed for node in self.cluster.nodes for _ in range(node.count)]
+        return [node.device for node in self.cluster.nodes for _ in range(node.count)]
+
+    @cached_property
+    def times(self) -> DeviceTimes | None:
+        """Times of the profile's layers on devices."""
+        return None if self.profile is None else DeviceTimes(self.profile)
+
+    def layers_of(self, profile: Profile) -> dict[str, Layer]:
+        """Return the layers by id of a profile on one device type."""
+        if profile.device not in self._layers_of:
+            self._layers_of[profile.device] = {layer.id: layer for layer in profile.layers}
+        return self._layers_of[profile.device]
+
+    @cached_property
+    def _layers_of(self) -> dict[str, dict[str, Layer]]:
+        return {}
+
+    @cached_property
+    def speeds(self) -> list[float]:
+        """Upper bound for each device on the profile's own time of any layers over their time there."""
+        if self.cluster is None or self.times is None:
+            return []
+        # Nodes usually share a few device records, so identities are compared.
+        known = {id(node.device): self._speed(self.times, node.device) for node in _distinct(self.cluster)}
+        return [known[id(device)] for device in self.devices]
+
+    @staticmethod
+    def _speed(times: DeviceTimes, device: Device) -> float:
+        profile, speed = times.on(device)
+        if profile is times.profile:
+            return speed
+        ratios = [
+            (own.forward_s[at] + own.backward_s[at]) / both_s if both_s else inf
+            for own, layer in zip(times.profile.layers, profile.layers, strict=True)
+            for at in range(len(profile.batch_sizes))
+            if own.forward_s[at] + own.backward_s[at]
+            for both_s in [layer.forward_s[at] + layer.backward_s[at]]
+        ]
+        return speed * max(ratios, default=1.0)
+
+
+def _distinct(cluster: Cluster) -> Iterable[Node]:
+    """Return one node for each device record of a cluster."""
+    return {id(node.device): node for node in cluster.nodes}.values()
 
 
 @dataclass(frozen=True)
@@ -159,17 +205,41 @@ class _Checked:
             )
         return found
 
+    def times_on(self, at: int) -> tuple[float, float] | None:
+        """Return the forward and backward seconds of a stage on its slowest device, without recomputation.
+
+        None if the cluster does not have its devices.
+        """
+        stage, devices, times = self.plan.stages[at], self.sources.devices, self.sources.times
+        assert times is not None  # noqa: S101
+        if max(stage.devices) >= len(devices):
+            return None
+        passes_s = []
+        for device in {id(devices[one]): devices[one] for one in stage.devices}.values():
+            profile, speed = times.on(device)
+            if profile is times.profile:
+                forward_s, backward_s = self.seconds(at, stage.samples_per_replica)
+            else:
+                forward_s, backward_s = self._typed_s(profile, stage)
+            passes_s.append((forward_s / speed, backward_s / speed))
+        # The slowest kind of device may be another one for each pass.
+        return max(forward_s for forward_s, _ in passes_s), max(backward_s for _, backward_s in passes_s)
+
+    def _typed_s(self, profile: Profile, stage: Stage) -> tuple[float, float]:
+        """Return the forward and backward seconds of a stage with the times of `profile`."""
+        sizes, layers = profile.batch_sizes, self.sources.layers_of(profile)
+        own = [layers[layer] for layer in stage.layers]
+        forward_s = [sum(layer.forward_s[at] for layer in own) for at in range(len(sizes))]
+        backward_s = [sum(layer.backward_s[at] for layer in own) for at in range(len(sizes))]
+        samples = stage.samples_per_replica
+        return at_batch(sizes, forward_s, samples), at_batch(sizes, backward_s, samples)
+
     def seconds(self, stage: int, samples: int) -> tuple[float, float]:
         """Return the forward and backward seconds of a stage for `samples` samples on a device of speed 1."""
         assert self.sources.profile is not None  # noqa: S101
         sizes = self.sources.profile.batch_sizes
         forward_s, backward_s, _ = self.sums[stage]
         return at_batch(sizes, forward_s, samples), at_batch(sizes, backward_s, samples)
-
-    def speed(self, stage: Stage) -> float | None:
-        """Return the speed of a stage's slowest device; None if the cluster does not have its devices."""
-        speeds = self.sources.speeds
-        return min(speeds[device] for device in stage.devices) if max(stage.devices) < len(speeds) else None
 
 
 def numbers_are_lengths(one: _Checked) -> str:
@@ -266,17 +336,17 @@ def stage_times_are_their_layers(one: _Checked) -> str:
     plan = one.plan
     if not one.sums or not one.sources.speeds:
         return ""
+    stages_s = [one.times_on(at) for at in range(len(plan.stages))]
     # The native planner subtracts prefix sums over all layers. So rounding is relative to their whole sum, which is
     # largest on the slowest device.
     slowest = min(one.sources.speeds)
     whole_s = [sum(one.seconds(at, plan.pipeline_micro_batch_size)) / slowest for at in range(len(plan.stages))]
-    for at, stage in enumerate(plan.stages):
-        speed = one.speed(stage)
-        if speed is None:
+    of = max(sum(whole_s), sum(sum(stage_s) for stage_s in stages_s if stage_s is not None))
+    for at, (stage, stage_s) in enumerate(zip(plan.stages, stages_s, strict=True)):
+        if stage_s is None:
             return f"the devices of stage {at}"
-        forward_s, backward_s = (part_s / speed for part_s in one.seconds(at, stage.samples_per_replica))
+        forward_s, backward_s = stage_s
         repeated_s = forward_s if stage.recompute else 0.0
-        of = sum(whole_s)
         if not (is_equal(stage.forward_s, forward_s, of) and is_equal(stage.backward_s, backward_s + repeated_s, of)):
             return f"stage {at}"
     return ""
@@ -286,7 +356,8 @@ def speed_up_is_possible(one: _Checked) -> str:
     """The speed-up is at most the sum of the device speeds, or more by what smaller shares save in the profile.
 
     The replicas of a stage may together take less time than one device takes for the whole micro-batch, if the profile
-    has less time per sample for smaller batches. The limit grows by this ratio.
+    has less time per sample for smaller batches. The limit grows by this ratio. A device with times of its own has the
+    speed of the layer that gains most.
     """
     plan = one.plan
     if not one.sums or not one.sources.speeds or not plan.step_s:

@@ -10,11 +10,13 @@ from hpgo.hardware.rates import same_card
 from hpgo.model.builtin import measured_on
 from hpgo.model.estimate import is_estimate
 from hpgo.model.profile import SPLIT_RATIOS
+from hpgo.planning.device_times import type_of
 from hpgo.programs.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from hpgo.hardware.cluster import Device
     from hpgo.model.profile import Profile
     from hpgo.planning.problem import PlanningProblem
     from hpgo.programs.stages import Stage
@@ -38,6 +40,7 @@ def notes(question: PlanningProblem, stages: Sequence[Stage]) -> tuple[str, ...]
         *split(question.measured),
         *_estimated(question),
         *_elsewhere(question, stages),
+        *_untimed(question, stages),
         *_far_beyond(question, stages),
         *_other_weights(question),
     )
@@ -99,6 +102,36 @@ def _elsewhere(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[s
             " same speed: measure yours with `hpgo profile`, or set the `speed` of the devices in a cluster file"
             " (`hpgo clusters show`)"
         )
+
+
+def untimed(profile: Profile, used: Iterable[Device]) -> Iterator[str]:
+    """Yield a note if `profile` has times on some of the device types in use, but not on others.
+
+    The times of a type that are the profile's own need no note.
+    """
+    if not profile.device_types:
+        return
+    speeds = {device.name: device.speed for device in used}
+    known = {device.name: type_of(profile, device) for device in used}
+    if not any(known.values()):
+        return
+    others = sorted(name for name, found in known.items() if found is None and not same_card(profile.device, name))
+    if others:
+        names = ", ".join(f"`{shorten(name)}` (speed {speeds[name]:g})" for name in others)
+        yield (
+            f"`{shorten(profile.name)}` has no times on {names}: its own times are divided by the speed; measure them"
+            " there with `hpgo profile`"
+        )
+    if unused := sorted(name for name, found in known.items() if found is not None and speeds[name] != 1):
+        names = ", ".join(f"`{shorten(name)}`" for name in unused)
+        yield f"the `speed` of {names} is not used, since `{shorten(profile.name)}` has times on it"
+
+
+def _untimed(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield the note of `untimed` for the devices of the stages."""
+    if question.measured.device_types:
+        types = [node.device for node in question.cluster.nodes for _ in range(node.count)]
+        yield from untimed(question.measured, {types[device] for stage in stages for device in stage.devices})
 
 
 def _far_beyond(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hpgo import _core
+from hpgo.planning.device_times import types_of_nodes
 
 if TYPE_CHECKING:
     from hpgo.hardware.cluster import Cluster
@@ -36,6 +37,6 @@ class Sessions:
                 # Move the session to the end, because the first one is dropped when there are too many.
                 self._made.append(self._made.pop(at))
                 return session
-        session = _core.Session(*asked)
+        session = _core.Session(*asked, types_of_nodes(profile, cluster))
         self._made = [*self._made[1 - _MAX_SESSIONS :], (*asked, session)]
         return session

@@ -11,7 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::control::Control;
 use crate::cost::network::Cluster;
-use crate::cost::{LayerSums, Totals};
+use crate::cost::{LayerSums, Pace, Totals};
 use crate::error::Result;
 use crate::schedule::{Family, Request, Schedule};
 use crate::simulate::Sweep;
@@ -446,10 +446,13 @@ fn balanced_ends(
     for (devices, &count) in groups(&shape.line, replicas).iter().zip(replicas) {
         let samples_per_replica = settings.samples_per_replica(shape.micro_batch, count)?;
         let totals = totals_of.entry(samples_per_replica).or_insert_with(|| model.totals(samples_per_replica));
-        let speed = (cluster.footprint(devices).iter())
-            .map(|&(node, _)| cluster.nodes[node as usize].speed)
-            .fold(f64::INFINITY, f64::min);
-        of_rank.push(row.iter().map(|&cut| (totals.forward_s[cut] + totals.backward_s[cut]) / speed).collect());
+        let pace = (cluster.footprint(devices).iter())
+            .fold(Pace::NONE, |pace, &(node, _)| pace.with(&cluster.nodes[node as usize]));
+        let below_s = |&cut: &usize| {
+            let (forward_s, backward_s) = totals.longest_s(pace, (0, cut));
+            forward_s + backward_s
+        };
+        of_rank.push(row.iter().map(below_s).collect());
     }
     let before: Vec<&[f64]> = rank_of_stage.iter().map(|&rank| &of_rank[rank as usize][..]).collect();
     Some(balanced(&before))

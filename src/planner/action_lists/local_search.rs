@@ -202,7 +202,10 @@ fn free_devices(problem: &Problem<'_>, plan: &CandidatePlan) -> Vec<(u32, u32)> 
     }
     free.retain(|&(_, count)| count > 0);
     // Devices of equal nodes with equally many of them idle differ only in the links, so one node stands for all.
-    free.dedup_by_key(|&mut (node, count)| (problem.cluster.nodes[node as usize].speed.to_bits(), count));
+    free.dedup_by_key(|&mut (node, count)| {
+        let node = problem.cluster.nodes[node as usize];
+        (node.speed.to_bits(), node.kind, count)
+    });
     free
 }
 

@@ -345,7 +345,7 @@ mod tests {
             let states = CutPoints::of(&graph, DEFAULT_BOUND).unwrap();
             let model = LayerSums::new(&graph, &states);
             let link = Link { bytes_per_s: 1e9, collective_bytes_per_s: 1e9, latency_s: 0.0 };
-            let node = Node { devices: 1, memory_bytes: 64e9, speed: 1.0 };
+            let node = Node { devices: 1, memory_bytes: 64e9, speed: 1.0, kind: 0 };
             let cluster = Cluster { nodes: vec![node; devices as usize], intra: link, inter: link };
             let settings = settings(24, vec![1, 2, 3, 4, 6, 8, 12, 24]);
             let problem = Problem { model: &model, cluster: &cluster, settings: &settings };

@@ -58,7 +58,7 @@ fn lines(cluster: &Cluster) -> Vec<Line> {
     let fastest = ranked(|node| node.speed, |node| node.memory_bytes);
     let slowest = fastest.iter().rev().copied().collect();
     let roomiest = ranked(|node| node.memory_bytes, |node| node.speed);
-    let kind = |(node, _): &(&Node, u32)| (node.speed.to_bits(), node.memory_bytes.to_bits());
+    let kind = |(node, _): &(&Node, u32)| (node.speed.to_bits(), node.kind, node.memory_bytes.to_bits());
     // On equal nodes all three orders are the same up to numbering.
     let are_alike = fastest.windows(2).all(|two| kind(&two[0]) == kind(&two[1]));
     let others = if fastest.len() <= effort::PERMUTED_NODES { permutations(&fastest) } else { Vec::new() };

@@ -11,7 +11,7 @@ a device holds for it. The format is that of Metis' planner (Um et al., USENIX A
 
 Values of a file in the profile:
 
-- `tp` and `bs` in its name: `gpus_per_device` and the batch size.
+- the type, `tp` and `bs` in its name: `device`, `gpus_per_device` and the batch size.
 - `layer_compute_total_ms`, milliseconds of forward and backward pass together: 1/3 is `forward_s`, the rest
   `backward_s`.
 - `parameters_per_layer_bytes`, bytes of the whole layer: `parameter_bytes`, the shard of one GPU.
@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from hpgo.base.documents import Section
@@ -123,7 +124,10 @@ def parse(
         layers.append(layer)
     name = models[sizes[0]].text("model_name")
     source = "Metis: " + ", ".join(file for _, (file, _) in sorted(documents.items()))
-    return top.build(Profile, name, tuple(sizes), tuple(layers), tuple(pairwise(ids)), source, gpus_per_device)
+    found = _NAME.fullmatch(PurePath(documents[sizes[0]][0]).name)
+    device = found[1].removeprefix("DeviceType.") if found else ""
+    edges = tuple(pairwise(ids))
+    return top.build(Profile, name, tuple(sizes), tuple(layers), edges, source, gpus_per_device, device=device)
 
 
 def _numbers(section: Section, key: str, count: int | None = None) -> list[float]:

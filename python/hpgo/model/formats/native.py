@@ -26,11 +26,12 @@ from hpgo.base.messages import safe_repr
 from hpgo.base.quoting import in_yaml
 from hpgo.base.units import parse_bytes, parse_seconds
 from hpgo.errors import ArgumentError, ProfileError
-from hpgo.model.profile import Layer, Profile, TiedWeight
+from hpgo.model.profile import Layer, Profile, TiedWeight, TypeTimes
 
 VERSION = 1
 VERSION_KEY = "hpgo_profile"
 _MAX_LAYERS = 100_000
+_TYPE_KEYS = "forward_s backward_s input_gradient_s weight_gradient_s"
 _HALVES = ("input_gradient_s", "weight_gradient_s")
 _TEXTS = ("device", "machine", "dtype", "date")
 _KEYS = " ".join(
@@ -39,7 +40,7 @@ _KEYS = " ".join(
 _LAYER_KEYS = " ".join(
     (
         "id name repeat forward_s backward_s activation_bytes saved_bytes parameter_bytes frozen_bytes",
-        "stage spread",
+        "stage spread times_by_type",
         *_HALVES,
     )
 )
@@ -209,9 +210,24 @@ def _layer(section: Section, sizes: int) -> Layer:
         **{key: _measured(section, key, sizes) for key in _HALVES if key in section},
         spread=section.number("spread") if "spread" in section else None,
         frozen_bytes=_size(section, "frozen_bytes") if "frozen_bytes" in section else 0.0,
+        times_by_type=_times_by_type(section, sizes),
     )
     section.done()
     return layer
+
+
+def _times_by_type(section: Section, sizes: int) -> tuple[TypeTimes, ...]:
+    if "times_by_type" not in section:
+        return ()
+    types = section.within("times_by_type")
+    times = []
+    for name in types:
+        of_type = types.within(name)
+        halves = {key: _measured(of_type, key, sizes) for key in _HALVES if key in of_type}
+        passes = (_measured(of_type, key, sizes) for key in ("forward_s", "backward_s"))
+        times.append(TypeTimes(name, *passes, **halves))
+        of_type.done()
+    return tuple(times)
 
 
 def _tie(section: Section) -> TiedWeight:
@@ -296,7 +312,14 @@ def _layer_keys(layer: Layer) -> dict[str, object]:
     keys |= {key: _bare(getattr(layer, key)) for key in _HALVES if getattr(layer, key) is not None}
     if layer.spread is not None:
         keys["spread"] = layer.spread
+    if layer.times_by_type:
+        keys["times_by_type"] = {of_type.type: _pass_keys(of_type) for of_type in layer.times_by_type}
     return keys
+
+
+def _pass_keys(times: TypeTimes) -> dict[str, object]:
+    given = ((key, getattr(times, key)) for key in _TYPE_KEYS.split())
+    return {key: _bare(values) for key, values in given if values is not None}
 
 
 def _tie_keys(tie: TiedWeight) -> dict[str, object]:

@@ -15,6 +15,7 @@ from hpgo.errors import ArgumentError
 from hpgo.model.profile import Profile
 from hpgo.page.planned.address import RECOMPUTE_NAMES, changes_of, stages_text
 from hpgo.planning import bottleneck
+from hpgo.planning.device_times import DeviceTimes
 from hpgo.programs.names import PlannedSchedule
 from hpgo.show import report
 
@@ -157,15 +158,22 @@ def _layers(plan: Plan, found: Origin | None, places: dict[str, int]) -> dict[st
     devices = [node.device for node in found.cluster.nodes for _ in range(node.count)]
     forward_s, backward_s, held = [0.0] * len(ids), [0.0] * len(ids), [0.0] * len(ids)
     sizes = profile.batch_sizes
+    times = DeviceTimes(counted_profile)
+    place_of = {layer.id: at for at, layer in enumerate(counted_profile.layers)}
     for stage in plan.stages:
-        speed = min(devices[device].speed for device in stage.devices)
+        kinds = [times.on(device) for device in {devices[device] for device in stage.devices}]
         shared = stage.replicas if memory.shard_optimizer else 1
         each = memory.gradients_per_weight + memory.optimizer_per_weight / shared
         for one in stage.layers:
             layer, at = layers[one], places[one]
-            forward_s[at] = at_batch(sizes, layer.forward_s, stage.samples_per_replica) / speed
-            again_s = forward_s[at] if stage.recompute else 0.0
-            backward_s[at] = at_batch(sizes, layer.backward_s, stage.samples_per_replica) / speed + again_s
+            forward_s[at], once_s = (
+                max(
+                    at_batch(sizes, getattr(known.layers[place_of[one]], key), stage.samples_per_replica) / speed
+                    for known, speed in kinds
+                )
+                for key in ("forward_s", "backward_s")
+            )
+            backward_s[at] = once_s + (forward_s[at] if stage.recompute else 0.0)
             kept = 0.0 if stage.recompute else _saved_activation_bytes(sizes, layer, stage) * stage.max_in_flight
             held[at] = layer.parameter_bytes + layer.trained_bytes * each + kept
     return {

@@ -13,7 +13,8 @@ from hpgo.errors import ArgumentError
 from hpgo.model.formats import pipeedge
 from hpgo.model.states import cut_points, given_cuts
 from hpgo.planning.chain.records import ChainProblem, Hop, HostGroup
-from hpgo.planning.notes import noise
+from hpgo.planning.device_times import DeviceTimes
+from hpgo.planning.notes import noise, untimed
 from hpgo.programs.blocks import Blocks
 
 if TYPE_CHECKING:
@@ -110,13 +111,22 @@ def task_of_profile(
         name = node.name or f"node{index}"
         hosts = [f"{name}:{device}" for device in range(node.count)] if node.count > 1 else [name]
         alike.setdefault((node.device, index if inner and node.count > 1 else None), []).extend(hosts)
+    times = DeviceTimes(profile)
+
+    def times_on(device: Device) -> list[float]:
+        on_type, speed = times.on(device)
+        if on_type is profile:
+            return [seconds / speed for seconds in time_s]
+        layers = (on_type.layers[layer] for layer in states[-1].layers)
+        forward_s = [at_batch(on_type.batch_sizes, layer.forward_s, batch_size) for layer in layers]
+        return [sum(forward_s[place - 1] for place in part) for part in parts]
+
     groups = [
         HostGroup(
             device_type=device.name,
             hosts=tuple(hosts),
             memory_bytes=device.memory_bytes,
-            # Profiles are for a device of speed 1.
-            time_s=[seconds / device.speed for seconds in time_s],
+            time_s=times_on(device),
             port_bytes_per_s=cluster.inter.bytes_per_s,
             node=None if index is None else str(index),
         )
@@ -139,7 +149,7 @@ def task_of_profile(
         link=link,
         bits=8 * pipeedge.bytes_of(dtype),
         loading_s=loading_s,
-        remarks=list(noise(profile)),
+        remarks=[*noise(profile), *untimed(profile, {device for device, _ in alike})],
         framework="" if framework is None else framework.name,
         blocks=blocks,
         kv_cache=kv_cache,

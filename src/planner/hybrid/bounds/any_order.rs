@@ -16,7 +16,7 @@ use crate::planner::hybrid::{
 
 use crate::control::Control;
 use crate::cost::network::{Cluster, Rate};
-use crate::cost::{self, LayerSums, SyncTail, Totals};
+use crate::cost::{self, LayerSums, Pace, SyncTail, Totals};
 
 /// Properties of a schedule that its bound uses.
 #[derive(Debug, Clone, Copy)]
@@ -284,7 +284,7 @@ struct Exposed<'a> {
 
 impl<'a> Exposed<'a> {
     fn new(task: &'a Subproblem<'a>, totals: &'a Totals, (rate, slowest): (Rate, f64), end: usize) -> Self {
-        let tail = SyncTail::new(task.model, totals, slowest, rate, task.settings.overlap_sync);
+        let tail = SyncTail::new(task.model, totals.at_speed(slowest), rate, task.settings.overlap_sync);
         Self { task, totals, rate, slowest, end, tail: (tail, end) }
     }
 
@@ -298,7 +298,7 @@ impl<'a> Exposed<'a> {
         }
         let (overlap, stage) = (self.task.settings.overlap_sync, (begin, self.end));
         if model.pairs() <= bounds::ANY_ORDER_REDUCTIONS {
-            return cost::grad_reduce_s(model, self.totals, self.slowest, stage, self.rate, overlap);
+            return cost::grad_reduce_s(model, self.totals, Pace::at_speed(self.slowest), stage, self.rate, overlap);
         }
         // A backward hides no more than its own time, so the sums give a bound for any order of the layers.
         let between = |below: &[f64]| below[self.end] - below[begin];

@@ -11,8 +11,10 @@ use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 
+#[cfg(test)]
+use crate::cost::Totals;
 use crate::cost::network::Rate;
-use crate::cost::{LayerSums, SyncTail, Totals};
+use crate::cost::{LayerSums, Passes, SyncTail};
 
 /// Cuts of a branching model as sets of layers.
 pub(crate) struct CutSets<'a> {
@@ -111,17 +113,10 @@ pub(crate) struct Synced<'a> {
 }
 
 impl<'a> Synced<'a> {
-    /// Returns the reduction of the stages that end at the cut `end`, none of which is known yet. `totals` has the sums
+    /// Returns the reduction of the stages that end at the cut `end`, none of which is known yet. `passes` has the times
     /// for the samples of a replica.
-    pub(crate) fn new(
-        model: &'a LayerSums,
-        totals: &'a Totals,
-        rate: Rate,
-        speed: f64,
-        overlap: bool,
-        end: usize,
-    ) -> Self {
-        Self { model, end, tail: SyncTail::new(model, totals, speed, rate, overlap), of_begin: Vec::new() }
+    pub(crate) fn new(model: &'a LayerSums, passes: Passes<'a>, rate: Rate, overlap: bool, end: usize) -> Self {
+        Self { model, end, tail: SyncTail::new(model, passes, rate, overlap), of_begin: Vec::new() }
     }
 
     /// Returns the exposed time of the stage with this index in the order of [`LayerSums::begins`], in seconds.
@@ -160,7 +155,7 @@ impl<'a> Synced<'a> {
 /// Returns the exposed time of every stage that ends at a cut, in the order of [`LayerSums::begins`].
 #[cfg(test)]
 pub(crate) fn sums_s(model: &LayerSums, totals: &Totals, rate: Rate, overlap: bool, end: usize) -> Vec<f64> {
-    let mut sync = Synced::new(model, totals, rate, 1.0, overlap, end);
+    let mut sync = Synced::new(model, totals.at_speed(1.0), rate, overlap, end);
     let inner = CutSets::new(model).inner(end);
     (0..model.begins(end).count()).map(|index| sync.sum(index, Some(&inner))).collect()
 }

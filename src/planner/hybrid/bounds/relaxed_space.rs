@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use crate::cost::Pace;
 use crate::cost::network::Rate;
 
 /// The stage placed last.
@@ -134,9 +135,14 @@ impl Relaxed {
                         device_class: at as u16,
                         transfer,
                         sync,
-                        speed: class.speed,
+                        pace: Pace::at_speed(class.speed),
                         memory_bytes: class.memory_bytes,
-                        cost_class: space.cost_classes.of(span.1, sync, class.speed, class.memory_bytes),
+                        cost_class: space.cost_classes.of(
+                            span.1,
+                            sync,
+                            Pace::at_speed(class.speed),
+                            class.memory_bytes,
+                        ),
                         free_on_node: if let Last::One { free_devices, .. } = last { Some(free_devices) } else { None },
                         takes: Vec::new(), // The space does not know which nodes a stage is on.
                     });

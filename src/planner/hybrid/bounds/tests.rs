@@ -23,7 +23,7 @@ use proptest::prelude::*;
 
 use crate::control::Control;
 use crate::cost::network::Cluster;
-use crate::cost::{self, LayerSums};
+use crate::cost::{self, LayerSums, Pace};
 use crate::model::states::{CutPoints, DEFAULT_BOUND};
 use crate::planner::random_problems::{RandomProblem, branching, far_apart, few_layers_on_many_devices, problems};
 use crate::schedule::{Kind, one_f_one_b};
@@ -376,7 +376,7 @@ proptest! {
         for end in 1..model.cuts() {
             let step_bounds_s = sums_s(&model, &totals, rate, overlap, end);
             for (begin, sum_s) in model.begins(end).zip(step_bounds_s) {
-                let whole_s = cost::grad_reduce_s(&model, &totals, 1.0, (begin as usize, end), rate, overlap);
+                let whole_s = cost::grad_reduce_s(&model, &totals, Pace::at_speed(1.0), (begin as usize, end), rate, overlap);
                 prop_assert!((sum_s - whole_s).abs() <= ROUNDING * (1.0 + whole_s), "{sum_s} s for {whole_s} s");
             }
         }

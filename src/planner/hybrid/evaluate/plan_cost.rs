@@ -4,10 +4,11 @@
 //! faster than it assumes. This module adds their all-reduces.
 
 use super::candidate_plan::CandidatePlan;
-use super::stage_cost::{BaseCost, StageCost, StageDevices, between, path_stage, transfer};
+use super::stage_cost::{BaseCost, StageCost, StageDevices, path_stage, transfer};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use crate::cost::layer_sums::Halves;
 use crate::cost::network::{Cluster, Node, Rate};
 use crate::cost::{self, LayerSums, Totals};
 use crate::error::{Error, Result};
@@ -21,8 +22,8 @@ use crate::schedule::one_f_one_b;
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
 
 /// Returns a key that is equal for nodes with equal devices.
-fn node_type(node: &Node) -> (u32, u64, u64) {
-    (node.devices, node.memory_bytes.to_bits(), node.speed.to_bits())
+fn node_type(node: &Node) -> (u32, u64, u64, u32) {
+    (node.devices, node.memory_bytes.to_bits(), node.speed.to_bits(), node.kind)
 }
 
 /// Costs of a plan.
@@ -239,21 +240,23 @@ impl<'a> PlanEvaluator<'a> {
         let excluded = shared.map_or(&[][..], |shared| &shared.excluded);
         let tied_s = shared.map_or(0.0, |shared| shared.tied_s);
         // All-reduces of tied weights come behind all others, so they are exposed in full, with overlap or without.
-        let sync_tail = |overlap| {
-            cost::sync_without_s(model, totals, devices.speed, cuts, devices.sync, overlap, excluded) + tied_s
-        };
+        let sync_tail =
+            |overlap| cost::sync_without_s(model, totals, devices.pace, cuts, devices.sync, overlap, excluded) + tied_s;
         let exposed_grad_reduce_s = sync_tail(settings.overlap_sync);
         let kept = BaseCost::new(model, totals, settings, &devices, cuts, exposed_grad_reduce_s);
         let alone = if stage.recompute { kept.recomputing() } else { kept };
-        let half_s = |below: &[f64]| between(below, cuts) / devices.speed;
+        let half_s = |half: fn(&Halves) -> &[f64]| -> Option<f64> {
+            let of_kinds = totals.passes(devices.pace);
+            of_kinds.map(|passes| Some(passes.between(half(passes.halves?), cuts))).reduce(|a, b| Some(a?.max(b?)))?
+        };
         let memory = alone.memory.with_in_flight(stage.max_in_flight);
         let held_once_bytes = shared.map_or(0.0, |shared| shared.held_once_bytes);
         Ok(StageCost {
             samples_per_replica,
             forward_s: alone.forward_s,
             backward_s: alone.backward_s,
-            input_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.input_gradient_s)),
-            weight_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.weight_gradient_s)),
+            input_gradient_s: half_s(|halves| &halves.input_gradient_s),
+            weight_gradient_s: half_s(|halves| &halves.weight_gradient_s),
             // A transfer pays its latency even if no bytes cross the cut.
             transfer_s: transfer_busy_s + latency_s,
             transfer_busy_s,

@@ -2,7 +2,7 @@
 //! otherwise.
 
 use crate::cost::network::{Cluster, Rate};
-use crate::cost::{self, LayerSums, Memory, Totals};
+use crate::cost::{self, LayerSums, Memory, Pace, Totals};
 use crate::planner::hybrid::{bounds::paths::PathStage, settings::Settings};
 
 /// Cost of a stage in a plan.
@@ -50,8 +50,8 @@ impl StageCost {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct StageDevices {
     pub replicas: u32,
-    /// Speed of the slowest device.
-    pub speed: f64,
+    /// Speed of the slowest device, and kinds of all devices.
+    pub pace: Pace,
     /// Memory of the smallest device.
     pub memory_bytes: f64,
     /// Rate of the gradient all-reduce over all devices.
@@ -63,16 +63,16 @@ impl StageDevices {
     pub(crate) fn of(cluster: &Cluster, counts: impl Iterator<Item = (u32, u32)>) -> Self {
         let (mut replicas, mut nodes, mut widest) = (0, 0, 0);
         // Layers are never split, so the slowest and the smallest device decide for all replicas.
-        let (mut speed, mut memory_bytes) = (f64::INFINITY, f64::INFINITY);
+        let (mut pace, mut memory_bytes) = (Pace::NONE, f64::INFINITY);
         for (node, count) in counts.filter(|&(_, count)| count > 0) {
             let node = &cluster.nodes[node as usize];
             replicas += count;
             nodes += 1;
             widest = widest.max(count);
-            speed = speed.min(node.speed);
+            pace = pace.with(node);
             memory_bytes = memory_bytes.min(node.memory_bytes);
         }
-        Self { replicas, speed, memory_bytes, sync: cluster.all_reduce(nodes, widest) }
+        Self { replicas, pace, memory_bytes, sync: cluster.all_reduce(nodes, widest) }
     }
 }
 
@@ -102,10 +102,10 @@ impl BaseCost {
         grad_reduce_s: f64,
     ) -> Self {
         // A stage is as fast as its slowest device.
-        let forward_s = between(&totals.forward_s, cuts) / devices.speed;
+        let (forward_s, backward_s) = totals.longest_s(devices.pace, cuts);
         Self {
             forward_s,
-            backward_s: between(&totals.backward_s, cuts) / devices.speed,
+            backward_s,
             grad_reduce_s,
             memory: cost::memory(model, totals, &settings.memory, cuts, devices.replicas, 1),
             capacity_bytes: devices.memory_bytes - settings.memory.reserved_bytes,
@@ -134,12 +134,6 @@ impl BaseCost {
             latency_s,
         }
     }
-}
-
-/// Returns the sum over the layers between two cuts, from the sums below each cut.
-pub(super) fn between(below: &[f64], (begin, end): (usize, usize)) -> f64 {
-    // Sums below two cuts round differently, so the difference for layers of almost no time could be negative.
-    (below[end] - below[begin]).max(0.0)
 }
 
 /// Returns the inputs of paths and simulator for a stage, with its smallest and largest number in flight.

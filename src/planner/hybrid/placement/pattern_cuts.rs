@@ -37,9 +37,9 @@ impl Shape {
 impl Shape {
     /// Returns a key that is equal for shapes with equal costs of stages and links.
     pub(super) fn key(&self) -> Arc<[u64]> {
-        let stages = self.stages.iter().flat_map(|&StageDevices { replicas, speed, memory_bytes, sync }| {
-            let of_devices = [speed, memory_bytes, sync.s_per_byte, sync.latency_s].map(f64::to_bits);
-            std::iter::once(u64::from(replicas)).chain(of_devices)
+        let stages = self.stages.iter().flat_map(|&StageDevices { replicas, pace, memory_bytes, sync }| {
+            let of_devices = [memory_bytes, sync.s_per_byte, sync.latency_s].map(f64::to_bits);
+            std::iter::once(u64::from(replicas)).chain(pace.key()).chain(of_devices)
         });
         stages.chain(self.rates.iter().flat_map(|rate| [rate.s_per_byte, rate.latency_s].map(f64::to_bits))).collect()
     }
@@ -51,7 +51,7 @@ impl Shape {
 /// stage before it, with one cut more.
 pub(super) struct Reached {
     pub(super) max_s: f64,
-    pub(super) known: FxHashMap<(usize, [u64; 4], usize), Vec<f64>>,
+    pub(super) known: FxHashMap<(usize, [u64; 5], usize), Vec<f64>>,
 }
 
 impl Reached {
@@ -77,7 +77,7 @@ impl Patterns<'_> {
         let min_s =
             min_s.map(|totals_index| whole_s(task, &task.totals[totals_index as usize])).fold(f64::INFINITY, f64::min);
         let mut low_s =
-            f64::from(task.micro_batches) * min_s / shape.stages.iter().map(|stage| stage.speed).sum::<f64>();
+            f64::from(task.micro_batches) * min_s / shape.stages.iter().map(|stage| stage.pace.speed).sum::<f64>();
         if low_s * (1.0 - 1e-9) >= limit_s {
             return None;
         }
@@ -116,27 +116,25 @@ impl Patterns<'_> {
         cuts[stages] = self.line[end];
         let mut all_s: f64 = 0.0;
         for (from_end, stage) in (1..).zip((0..stages).rev()) {
-            let StageDevices { replicas, speed, memory_bytes, sync } = shape.stages[stage];
+            let StageDevices { replicas, pace, memory_bytes, sync } = shape.stages[stage];
             let totals = &task.totals[task.totals_index[replicas as usize]? as usize];
             let last = self.line[end] as usize;
             // Go back to the first cut with which the stage keeps the limit. Each stage in front needs at least one
             // layer.
-            let (last_forward_s, last_backward_s) = (totals.forward_s[last], totals.backward_s[last]);
             let all_work_s = |begin: usize| {
-                let cut = self.line[begin] as usize;
-                let forward_s = (last_forward_s - totals.forward_s[cut]) / speed;
-                let work_s = forward_s + (last_backward_s - totals.backward_s[cut]) / speed;
-                micro * (work_s + (task.recompute.min_forwards() - 1.0) * forward_s)
+                let (forward_s, backward_s) = totals.longest_s(pace, (self.line[begin] as usize, last));
+                micro * (forward_s + backward_s + (task.recompute.min_forwards() - 1.0) * forward_s)
             };
             let mut reached_s: &[f64] = &[];
             // All-reduce times have no closed form, so they are computed cut by cut and cached for all patterns with
             // these devices. A stage with one replica has none: its cut follows from prefix sums by bisection.
             let mut begin = if replicas > 1 {
                 let Reached { max_s, ref mut known } = *reached;
-                let devices =
-                    [u64::from(replicas), speed.to_bits(), sync.s_per_byte.to_bits(), sync.latency_s.to_bits()];
+                let [speed, kinds] = pace.key();
+                let devices = [u64::from(replicas), speed, kinds, sync.s_per_byte.to_bits(), sync.latency_s.to_bits()];
                 reached_s = known.entry((index, devices, end)).or_insert_with(|| {
-                    let tail = SyncTail::new(self.model, totals, speed, sync, overlap);
+                    // On several kinds of devices, bounding times stand for all of them: the cuts need not be exact.
+                    let tail = SyncTail::new(self.model, totals.at_speed(pace.speed), sync, overlap);
                     let mut sync = tail.ordered(self.in_order);
                     let reached_s = |begin| all_work_s(begin) + sync.extend(self.layers[begin + 1].iter().copied());
                     let mut all_s = Vec::with_capacity(end);

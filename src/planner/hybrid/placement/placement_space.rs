@@ -1,6 +1,6 @@
 //! Placements of stages. Occupied devices are represented as a multiset of nodes, not as a set of devices.
 //!
-//! Nodes of equal size, memory and speed are interchangeable. So a *situation* only counts the nodes of each class by
+//! Nodes of equal size, memory, speed and kind are interchangeable. So a *situation* only counts the nodes of each class by
 //! their free devices and by their devices of the stage placed last. Stages are placed from the last one to the first,
 //! and a *move* places the next one.
 
@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use crate::cost::Pace;
 use crate::cost::network::{Cluster, Node, Rate};
 
 /// Returns for each replica count whether a stage may have it. `totals_index` identifies the samples of each count.
@@ -52,11 +53,11 @@ pub(crate) struct PlacementMove {
     pub transfer: Rate,
     /// Gradient all-reduce rate of the new stage.
     pub sync: Rate,
-    /// Speed of the slowest device that it takes.
-    pub speed: f64,
+    /// Speed of the slowest device that it takes, and the kinds of its devices. No kinds if the move stands for several.
+    pub pace: Pace,
     /// Memory of the smallest device that it takes, or an upper bound on it if the move stands for several.
     pub memory_bytes: f64,
-    /// Number of the cost class: the combination of replicas, all-reduce rate, speed and memory, which decides the
+    /// Number of the cost class: the combination of replicas, all-reduce rate, pace and memory, which decides the
     /// stage's own costs.
     pub cost_class: u32,
     /// Devices that stay free on its node, or `None` if it takes several nodes.
@@ -70,15 +71,16 @@ pub(crate) struct PlacementMove {
 /// Cost classes: combinations of devices on which stages with equal layers have equal costs.
 #[derive(Debug, Default)]
 pub(crate) struct CostClasses {
-    known: FxHashMap<[u64; 5], u32>,
+    known: FxHashMap<[u64; 6], u32>,
 }
 
 impl CostClasses {
     /// Returns the number of a cost class, new or known.
-    pub(crate) fn of(&mut self, replicas: u32, sync: Rate, speed: f64, memory_bytes: f64) -> u32 {
+    pub(crate) fn of(&mut self, replicas: u32, sync: Rate, pace: Pace, memory_bytes: f64) -> u32 {
         let [s_per_byte, latency_s] = [sync.s_per_byte, sync.latency_s].map(f64::to_bits);
         let next = self.known.len() as u32;
-        let key = [u64::from(replicas), s_per_byte, latency_s, speed.to_bits(), memory_bytes.to_bits()];
+        let [speed, kinds] = pace.key();
+        let key = [u64::from(replicas), s_per_byte, latency_s, speed, kinds, memory_bytes.to_bits()];
         *self.known.entry(key).or_insert(next)
     }
 }
@@ -225,7 +227,7 @@ impl<'a> Space<'a> {
         let mut after = Vec::new();
         let mut pairs: Vec<(u32, u32, u32)> = Vec::new();
         let mut takes = Vec::new();
-        let (mut nodes, mut widest, mut speed, mut memory_bytes) = (0, 0, f64::INFINITY, f64::INFINITY);
+        let (mut nodes, mut widest, mut pace, mut memory_bytes) = (0, 0, Pace::NONE, f64::INFINITY);
         for &(index, taken, count) in choice {
             let group = groups[index];
             rest[index] -= count;
@@ -235,7 +237,7 @@ impl<'a> Space<'a> {
             nodes += count;
             widest = widest.max(taken);
             let class = self.classes[usize::from(group.class)];
-            speed = speed.min(class.speed);
+            pace = pace.with(&class);
             memory_bytes = memory_bytes.min(class.memory_bytes);
         }
         // Nodes that this stage leaves alone still matter: the stage behind it may be on them, and then receives there.
@@ -256,11 +258,11 @@ impl<'a> Space<'a> {
         Some(PlacementMove {
             transfer: if first { Rate::default() } else { self.cluster.transfer(&pairs) },
             sync,
-            cost_class: self.cost_classes.of(replicas, sync, speed, memory_bytes),
+            cost_class: self.cost_classes.of(replicas, sync, pace, memory_bytes),
             next: self.intern(after),
             replicas,
             fewest: replicas,
-            speed,
+            pace,
             memory_bytes,
             free_on_node,
             device_class: 0,

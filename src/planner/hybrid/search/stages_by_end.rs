@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::cost::network::Rate;
+use crate::cost::{self, Passes, network::Rate};
 use crate::planner::effort::work;
 use crate::planner::hybrid::{
     bounds::nested_stages::{Inner, Synced},
@@ -29,8 +29,8 @@ pub(crate) struct Stage {
 struct StageClass<'t> {
     /// Stages that compute for less than the threshold.
     short: Rc<[Stage]>,
-    /// All-reduce tails of the stages.
-    sync: Synced<'t>,
+    /// All-reduce tails of the stages on each kind of the devices alone.
+    sync: Vec<(Passes<'t>, Synced<'t>)>,
     /// Largest numbers of micro-batches in flight that fit for each stage, `None` if not computed yet.
     fitting: Vec<Option<Fitting>>,
 }
@@ -73,9 +73,8 @@ impl<'t> StagesByEnd<'t> {
         for (index, begin) in task.model.begins(end).enumerate() {
             *work += work::MAKE_STAGE;
             let begin = begin as usize;
-            let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / choice.speed;
-            let backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / choice.speed
-                + (task.recompute.min_forwards() - 1.0) * forward_s;
+            let (forward_s, once_s) = totals.longest_s(choice.pace, (begin, end));
+            let backward_s = once_s + (task.recompute.min_forwards() - 1.0) * forward_s;
             // A stage that alone computes for longer than the threshold can't be in a plan below it.
             if f64::from(task.micro_batches) * (forward_s + backward_s) < threshold_s {
                 let receive_s = if begin == 0 { 0.0 } else { task.cut_bytes[begin] * receive_s_per_byte };
@@ -90,7 +89,9 @@ impl<'t> StagesByEnd<'t> {
         let stages = StageClass {
             fitting: vec![None; short.len()],
             short: short.into(),
-            sync: Synced::new(task.model, totals, choice.sync, choice.speed, overlap, end),
+            sync: (totals.passes(choice.pace))
+                .map(|passes| (passes, Synced::new(task.model, passes, choice.sync, overlap, end)))
+                .collect(),
         };
         self.of_cost_class[at].insert(stages).short.clone()
     }
@@ -114,6 +115,13 @@ impl<'t> StagesByEnd<'t> {
             let capacity_bytes = choice.memory_bytes - task.settings.memory.reserved_bytes;
             task.memory(totals, (begin, end), choice.replicas).fitting(task.micro_batches, capacity_bytes)
         });
-        (stages.sync.sum(index, self.inner.as_deref()), fitting)
+        let inner = self.inner.as_deref();
+        if let [(_, only)] = &mut stages.sync[..] {
+            return (only.sum(index, inner), fitting);
+        }
+        let of_kinds: Vec<(f64, f64)> = (stages.sync.iter_mut())
+            .map(|(passes, sync)| (passes.backward_between_s((begin, end)), sync.sum(index, inner)))
+            .collect();
+        (cost::exposed_s(of_kinds.into_iter(), task.settings.overlap_sync), fitting)
     }
 }

@@ -7,8 +7,8 @@
 
 use std::hash::BuildHasher;
 
-use crate::cost;
 use crate::cost::network::{Cluster, Rate};
+use crate::cost::{self, Pace};
 use crate::planner::hybrid::{
     bounds::paths::Paths,
     evaluate::{
@@ -242,8 +242,8 @@ impl UnscheduledPlan {
     }
 }
 
-/// Key of a cached all-reduce time: cuts of the stage, index of its layer sums, and the bits of rate and speed.
-type SyncKey = (u32, u32, u32, [u64; 3]);
+/// Key of a cached all-reduce time: cuts of the stage, index of its layer sums, and the bits of rate and pace.
+type SyncKey = (u32, u32, u32, [u64; 4]);
 
 /// Scores and simulates unscheduled plans. Caches all-reduce times.
 pub(crate) struct PlanScorer<'a> {
@@ -257,7 +257,7 @@ pub(crate) struct PlanScorer<'a> {
 impl<'a> PlanScorer<'a> {
     /// Creates a scorer with a cache of `syncs` all-reduce times.
     pub(crate) fn new(tasks: &'a [&'a Subproblem<'a>], cluster: &'a Cluster, syncs: usize) -> Self {
-        let nothing = ((0, 0, 0, [0; 3]), 0.0);
+        let nothing = ((0, 0, 0, [0; 4]), 0.0);
         Self { tasks, cluster, syncs: vec![nothing; syncs], pairs: Vec::new(), clock: PipelineSimulator::default() }
     }
 
@@ -384,7 +384,7 @@ impl<'a> PlanScorer<'a> {
         let devices = self.devices_of(unscheduled, stage);
         let totals_index = if devices.replicas == 0 { None } else { task.totals_index[devices.replicas as usize] }?;
         let cuts = (unscheduled.cuts[stage] as usize, unscheduled.cuts[stage + 1] as usize);
-        let grad_reduce_s = self.grad_reduce_s(task, cuts, totals_index, devices.sync, devices.speed);
+        let grad_reduce_s = self.grad_reduce_s(task, cuts, totals_index, devices.sync, devices.pace);
         let totals = &task.totals[totals_index as usize];
         let kept = BaseCost::new(task.model, totals, task.settings, &devices, cuts, grad_reduce_s);
         Some(if task.recompute == Recompute::Always { kept.recomputing() } else { kept })
@@ -397,17 +397,18 @@ impl<'a> PlanScorer<'a> {
         (begin, end): (usize, usize),
         totals_index: u32,
         rate: Rate,
-        speed: f64,
+        pace: Pace,
     ) -> f64 {
         if rate == Rate::default() {
             return 0.0;
         }
         let totals = &task.totals[totals_index as usize];
+        let [speed, kinds] = pace.key();
         let key: SyncKey = (
             begin as u32,
             end as u32,
             task.samples[totals_index as usize],
-            [rate.s_per_byte.to_bits(), rate.latency_s.to_bits(), speed.to_bits()],
+            [rate.s_per_byte.to_bits(), rate.latency_s.to_bits(), speed, kinds],
         );
         // A direct-mapped cache: a collision overwrites the old entry. It needs no bookkeeping, and its size is fixed.
         let hash = rustc_hash::FxBuildHasher.hash_one(key) as usize;
@@ -415,7 +416,7 @@ impl<'a> PlanScorer<'a> {
         let kept = &mut self.syncs[at];
         if kept.0 != key {
             let overlap = task.settings.overlap_sync;
-            *kept = (key, cost::grad_reduce_s(task.model, totals, speed, (begin, end), rate, overlap));
+            *kept = (key, cost::grad_reduce_s(task.model, totals, pace, (begin, end), rate, overlap));
         }
         kept.1
     }

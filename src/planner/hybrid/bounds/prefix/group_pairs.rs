@@ -148,7 +148,7 @@ impl TableBuilder<'_> {
         for StagesEndingAt { end, pairs, inner } in ends {
             let (end, inner) = (*end, inner.as_deref());
             let mut syncs: Vec<Synced<'_>> = (bucket.rates.iter())
-                .map(|&(rate, speed)| Synced::new(model, totals, rate, speed, overlap, end))
+                .map(|&(rate, speed)| Synced::new(model, totals.at_speed(speed), rate, overlap, end))
                 .collect();
             for pair in pairs {
                 if !self.is_short_for(pair, bucket.min_slowdown) {
