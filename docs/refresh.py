@@ -31,7 +31,10 @@ PAGES = [
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("plan", "export", "job", "llm", "llm-mixed", "cost", "fit", "recipes", "shell")
+        for name in (
+            "plan", "export", "job", "llm", "llm-mixed", "cost", "fit", "recipes", "shell", "tutorial-cost",
+            "tutorial-edge", "tutorial-hpgo", "tutorial-job", "tutorial-schedules",
+        )  # fmt: skip
     ),
 ]
 WITH_TORCH = ROOT / "docs/launch.md"
@@ -44,7 +47,7 @@ PICTURES = {"plan.svg": "tutorial.svg", "both.svg": "tutorial-measured.svg"}
 _SCRIPTS = {"python": "", "hpgo": "-m hpgo", "torchrun": "-m torch.distributed.run"}
 _BLOCK = re.compile(r"```(console|python|yaml)\n(.*?)\n```", re.DOTALL)
 _COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n?((?:(?!\$ ).*\n?)*)", re.MULTILINE)
-_FILE = re.compile(r"# ([\w.-]+\.(?:py|yaml))\n")
+_FILE = re.compile(r"# ([\w.-]+\.(?:py|ya?ml))\n")
 _ERROR = "error:"
 _EFFORT = re.compile(r"[0-9,]+\s+partial\s+and\s+[0-9,]+\s+complete\s+plans\s+evaluated")
 _FIGURE = re.compile(r"(?<!\w)[-+]?\d[\d.,]*(e[-+]?\d+)?( ([num]?s|min|[kMG]?B(/s)?|[%×])(?!\w))?")
