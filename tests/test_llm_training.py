@@ -139,6 +139,19 @@ def test_base_weights_in_four_bits() -> None:
     assert column(sharded["nf4"], "weights") < column(sharded["bf16"], "weights")
 
 
+def test_layers_in_four_bits_are_gathered_in_four_bits() -> None:
+    # Layers have more parameters than the embedding, which stays in 16 bits.
+    model = hpgo.Transformer(layers=8, hidden=4096, heads=32, kv_heads=32, head_dim=128, ffn=11008, vocab=2048)
+    ask: dict[str, Any] = {"global_batch_size": 8, "micro_batch_size": 1, "seq_length": 512, "lora_rank": 8}
+    plain, narrow = (
+        column(hpgo.estimate_llm(model, "h100:1", zero_stage=3, base_weights_dtype=dtype, **ask), "weights")
+        for dtype in ("bf16", "nf4")
+    )
+    saved = (2 - NF4_BYTES) * (model.parameters - 2 * 2048 * 4096 - 4096) / model.layers
+    # Each of the 8 GPUs has the shard of all 8 layers, and 2 gathered layers.
+    assert plain - narrow == pytest.approx((8 / 8 + 2) * saved)
+
+
 def test_llama_65b_trains_on_one_gpu_of_48_gb_as_the_authors_of_qlora_did() -> None:
     """Rank 64 in all GEMMs, paged Adam, recomputation (Dettmers et al., arXiv 2305.14314, section 4)."""
     model = hpgo.Transformer(layers=80, hidden=8192, heads=64, kv_heads=64, head_dim=128, ffn=22016, vocab=32000)

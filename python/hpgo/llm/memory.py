@@ -213,14 +213,21 @@ def updated_parameters(context: LayerContext, held: PipelineRankLayers) -> Amoun
     return (sharded_trained if context.config.zero_stage >= 1 else trained_parameters)(context, held)
 
 
+def _narrow_layer_bytes(context: LayerContext) -> float:
+    """Return the bytes that a layer's base weights in 4 or 8 bits save on 16 bits."""
+    # In 4 bits, experts stay in 16: bitsandbytes converts single matrices, and models join all experts of a layer.
+    kept = expert_weights(context) if context.config.base_weights_dtype == "nf4" else 0.0
+    return (VALUE - base_weight_bytes(context.config)) * (base_weights(context) - kept)
+
+
+def _stored_bytes(context: LayerContext) -> float:
+    """Return the bytes of a layer's weights on one GPU, with adapters, as frozen ones are stored."""
+    return VALUE * layer_weights(context) - _narrow_layer_bytes(context)
+
+
 def _narrow_bytes(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes that base weights in 4 or 8 bits save on 16 bits, before ZeRO shards them."""
-    each = VALUE - base_weight_bytes(context.config)
-    if not each:
-        return 0.0
-    # In 4 bits, experts stay in 16: bitsandbytes converts single matrices, and models join all experts of a layer.
-    kept = expert_parameters(context, held) if context.config.base_weights_dtype == "nf4" else 0.0
-    return each * (_of_layers(base_weights, context, held) - kept)
+    return _of_layers(_narrow_layer_bytes, context, held)
 
 
 def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
@@ -236,9 +243,11 @@ def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
     gathered = whole if config.shard_size > 1 or config.offload_params else 0.0
     if config.gathers_weights or config.offload_params:
         # Two at a time: the layer that is computed, and the next one, which is prefetched.
-        largest = max(context.once(layer_weights, kind) for kind in {context.kind, *(kind for kind, _ in held.layers)})
-        words = context.embedding_rows * context.model.hidden
-        gathered = minimum(gathered, 2 * max(largest, words) * VALUE)
+        # Weights are gathered as they are stored. Kernels convert one frozen matrix of 4 bits at a time (torchao,
+        # `NF4Tensor.fsdp_pre_all_gather` and `LinearNF4`).
+        largest = max(context.once(_stored_bytes, kind) for kind in {context.kind, *(kind for kind, _ in held.layers)})
+        words = context.embedding_rows * context.model.hidden * VALUE
+        gathered = minimum(gathered, 2 * max(largest, words))
     if config.offload_params:
         return gathered
     # A shard in 32 bits also serves as the optimizer's copy (`optimizer`), which the CPU has if it updates the weights.
