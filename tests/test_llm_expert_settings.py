@@ -256,6 +256,38 @@ def test_groups_allow_micro_batches_that_are_no_multiple_of_the_pipeline() -> No
         estimate("llama-3-8b", pp=4, vpp=2, micro_batch_group_size=5, global_batch_size=80, framework="torchtitan")
 
 
+@pytest.mark.parametrize(("pp", "vpp", "group"), [(2, 2, None), (4, 2, None), (4, 3, 6), (8, 4, None), (3, 5, 4)])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_stages_of_one_round_reduce_their_gradients_one_after_the_other(
+    pp: int, vpp: int, group: int | None, rounds: int
+) -> None:
+    """A stage has whole gradients from its first backward pass to its last one."""
+    config = ParallelismConfig(pp=pp, vpp=vpp, micro_batch_group_size=group, zero_stage=2)
+    micro_batches = rounds * (group or pp)
+    most = 0
+    for actions in schedule_of(config, micro_batches).action_lists:
+        left: dict[str, int] = {}
+        for stage in (action.split("B")[0] for action in actions if "B" in action):
+            left[stage] = left.get(stage, micro_batches) - 1
+            most = max(most, sum(count > 0 for count in left.values()) + (left[stage] == 0))
+    assert (most == 1) is config.reduces_by_stage(micro_batches) is (rounds == 1)
+
+
+def test_whole_gradients_of_one_round_are_those_of_one_stage_with_zero_2() -> None:
+    asked = {"global_batch_size": 16, "seq_length": 4096, "tp": 8, "pp": 4, "vpp": 4, "recompute": "full"}
+    alone = asked | {"global_batch_size": 4, "devices": 32}
+    whole, one = (estimate("llama-3-70b", **alone, zero_stage=stage) for stage in (1, 2))
+    assert column(one, "gradients") == column(whole, "gradients"), "without replicas nothing is sharded"
+    whole, one = (hpgo.estimate_llm("llama-3-70b", "h100:8", **asked | {"zero_stage": stage}) for stage in (1, 2))
+    assert (one.micro_batches, one.parallelism.dp, one.step_s) == (8, 2, whole.step_s)
+    assert column(one, "gradients") == column(whole, "gradients"), "two rounds"
+    asked["global_batch_size"] = 8
+    whole, one = (hpgo.estimate_llm("llama-3-70b", "h100:8", **asked | {"zero_stage": stage}) for stage in (1, 2))
+    # The largest stage of the first rank has the embedding. Two replicas share the gradients of the other three.
+    words, layers = 4 * 128256 * 8192 / 8, column(whole, "gradients") - 4 * 128256 * 8192 / 8
+    assert column(one, "gradients") == pytest.approx(layers / 4 + words + 3 / 4 * layers / 2, rel=1e-3)
+
+
 def test_the_search_takes_the_smallest_group_where_the_pipeline_leaves_a_rest() -> None:
     asked = {"global_batch_size": 20, "seq_length": 8192, "top": 1, "exclude": ["cuda_graph_impl"]}
     fix: dict[str, Any] = {"tp": 4, "pp": 8, "dp": 1, "micro_batch_size": 1, "recompute": "full"}

@@ -1,6 +1,6 @@
 """Options and values of Megatron-LM, DeepSpeed, torchtitan and PEFT that `hpgo llm` has under other names.
 
-The names are those of Megatron-LM 0.19 (`megatron/training/arguments.py`), torchtitan 0.3, and the trainers of
+The names come from Megatron-LM 0.19 (`megatron/training/arguments.py`), torchtitan 0.3, and the trainers of
 transformers and bitsandbytes.
 """
 

@@ -154,10 +154,12 @@ def fail(error: HpgoError) -> NoReturn:
 
 def _nearest_choice(error: click.ClickException) -> str:
     """Return a hint with the choice that is most similar to the given value; empty if none is."""
-    kind = getattr(getattr(error, "param", None), "type", None)
+    param = getattr(error, "param", None)
+    kind = getattr(param, "type", None)
     given = re.match("'(.*)' is not one of ", error.message)
-    if given and (named := next(filter(None, (own_value(name, given[1]) for name in error.param.opts)), "")):
-        return f"use `{named}`"
+    named = [own_value(name, given[1]) for name in getattr(param, "opts", ())] if given else []
+    if any(named):
+        return f"use `{''.join(named)}`"
     return similar(given[1], map(str, kind.choices)) if given and isinstance(kind, click.Choice) else ""
 
 

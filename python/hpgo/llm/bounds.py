@@ -15,6 +15,7 @@ import numpy as np
 
 from hpgo.llm.layer_time import StagePasses
 from hpgo.llm.memory import MOVING, SAVED, UNCAST, stage_memory
+from hpgo.llm.parallelism import changed
 from hpgo.llm.step_time import passes_s
 
 if TYPE_CHECKING:
@@ -86,7 +87,14 @@ class GroupBounds:
         ]
         # Only `STATE` depends on the ZeRO stage and only `MOVING` on recomputation, so each is computed once and added.
         moving = [sum(stage_memory(self.costs.context, one, MOVING).values()) for one in held]
-        states = [self.splits.state_bytes(context, held[0]) for context in self.contexts()]
+        states = []
+        for context in self.contexts():
+            state = self.splits.state_bytes(context, held[0])
+            # The context has one split's number of virtual stages, which may be 1.
+            several = changed(context.config, vpp=2, micro_batch_group_size=self.group_size)
+            if several.reduces_by_stage(self.micro_batches):
+                state = state - self.splits.reduced_bytes(context, held[0])
+            states.append(state)
         return np.array([[kept + state for kept in moving] for state in states]) * (1 - SLACK)
 
     @cached_property

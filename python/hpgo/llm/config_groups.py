@@ -84,7 +84,11 @@ class ConfigGroup:
         """Lower bound on the memory of the fullest GPU: the mean of all ranks' parameters and optimizer state."""
         context = self.costs.context
         stages = [self._context(self._config(2 if self.pp > 1 else 1, stage)) for stage in self.zero_stages]
-        state_bytes = min(map(self.splits.mean_state_bytes, stages))
+        state_bytes = min(
+            self.splits.mean_state_bytes(stage)
+            - (self.splits.mean_reduced_bytes(stage) if stage.config.reduces_by_stage(self.micro_batches) else 0.0)
+            for stage in stages
+        )
         return (state_bytes + context.constants.framework_overhead_bytes) * (1 - SLACK)
 
     @property

@@ -33,6 +33,7 @@ from hpgo.llm.memory import (
     parameters,
     saved_tower_bytes,
     stage_memory,
+    trained_parameters,
 )
 from hpgo.llm.parallelism import (
     DEGREES,
@@ -872,7 +873,11 @@ def _rank_layers(stages: PipelineStages, rank: int) -> PipelineRankLayers:
         moments = (at(*moment) for moment in _moments(config, rank, stages.micro_batches))
         return max(moments, key=lambda held: activations(context, held))
     held = in_flight(config, rank, stages.micro_batches)
-    return at(held, (0,) * len(held))
+    found = at(held, (0,) * len(held))
+    if not config.reduces_by_stage(stages.micro_batches):
+        return found
+    alone = (stages.rank_layers(stage, 0) for stage in config.stages_of(rank))
+    return replace(found, accumulating=max(alone, key=lambda one: trained_parameters(context, one)))
 
 
 def least_weight_bytes(model: Transformer, config: ParallelismConfig) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hpgo.llm.estimate import in_flight
-from hpgo.llm.memory import STATE, PipelineRankLayers, stage_memory
+from hpgo.llm.memory import STATE, PipelineRankLayers, gradients, stage_memory
 from hpgo.llm.parallelism import ParallelismConfig, ends_of, split_layers
 from hpgo.llm.pipeline_layout import layout_text, parse_layout
 
@@ -187,6 +187,26 @@ class LayerSplits:
         # All micro-batch sizes share these bytes, and they take longer to compute than all other columns together.
         return {}
 
+    def reduced_bytes(self, context: LayerContext, held: PipelineRankLayers) -> Array:
+        """Return an upper bound on the bytes of gradients that other stages of a rank have reduced, by split and rank.
+
+        It holds if each stage reduces its gradients before the next one makes any. The largest stage of a rank has at
+        least as many as its stages on average.
+        """
+        vpps = np.array([[one.vpp] for one in self.found], dtype=float)
+        found: Array = gradients(context, held) * (1 - 1 / vpps)
+        return found
+
+    def mean_reduced_bytes(self, context: LayerContext) -> float:
+        """Return an upper bound on `reduced_bytes` of all splits, on average over the ranks."""
+        return float(gradients(context, self._whole)) / self.pp * (1 - 1 / max(one.vpp for one in self.found))
+
+    @cached_property
+    def _whole(self) -> PipelineRankLayers:
+        """All layers on one rank."""
+        layers = {(kind, False): self.kinds.count(kind) for kind in self.different}
+        return PipelineRankLayers(layers, {}, embedding=1, head=1)
+
     def mean_state_bytes(self, context: LayerContext) -> float:
         """Return the bytes of parameters, gradients and optimizer state of a rank, on average over the ranks.
 
@@ -194,9 +214,7 @@ class LayerSplits:
         """
         degrees = _degrees(context)
         if degrees not in self._mean_states:
-            layers = {(kind, False): self.kinds.count(kind) for kind in self.different}
-            whole = PipelineRankLayers(layers, {}, embedding=1, head=1)
-            self._mean_states[degrees] = sum(stage_memory(context, whole, STATE).values()) / self.pp
+            self._mean_states[degrees] = sum(stage_memory(context, self._whole, STATE).values()) / self.pp
         return self._mean_states[degrees]
 
     @cached_property

@@ -82,6 +82,8 @@ class PipelineRankLayers:
     layers. None means that backward passes are not split."""
     embedded_in_flight: Amount = 0
     """Maximum number of micro-batches between both passes of the embedding and of a tower in front of it."""
+    accumulating: PipelineRankLayers | None = None
+    """The part whose whole gradients exist at a time (`ParallelismConfig.reduces_by_stage`). None means all layers."""
 
     @classmethod
     def from_layers(
@@ -264,13 +266,22 @@ def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
 
 
 def gradients(context: LayerContext, held: PipelineRankLayers) -> Amount:
-    """Return the bytes of accumulated gradients. ZeRO stage 2 shards them, but not beside a pipeline."""
+    """Return the bytes of accumulated gradients. ZeRO stage 2 shards them, beside a pipeline after a stage's passes."""
+    if (part := held.accumulating) is not None:
+        # All other stages have reduced theirs, or have made none. Their shards count as if all had.
+        others = sharded_trained(context, held) - sharded_trained(context, part)
+        return _gradient_bytes(context) * (trained_parameters(context, part) + others)
     # Beside a pipeline, gradients are reduced once, after the last micro-batch. Until then each GPU accumulates all.
     sharded = context.config.zero_stage >= 2 and context.config.pp == 1
     count = (sharded_trained if sharded else trained_parameters)(context, held)
     # Shards of gradients move to the CPU where it updates the weights. Whole gradients stay, to be reduced once.
     count *= 1 - context.config.optimizer_offload_fraction if sharded else 1
-    return count * (VALUE if context.accumulates_in_16_bits else 2 * VALUE)
+    return count * _gradient_bytes(context)
+
+
+def _gradient_bytes(context: LayerContext) -> int:
+    """Return the bytes of an accumulated gradient per parameter."""
+    return VALUE if context.accumulates_in_16_bits else 2 * VALUE
 
 
 def optimizer(context: LayerContext, held: PipelineRankLayers) -> Amount:

@@ -592,6 +592,20 @@ class ParallelismConfig:
         """Whether each pass gathers the weights of its layers. With a pipeline they stay gathered for the step."""
         return self.zero_stage == MAX_ZERO and self.pp == 1 and self.shard_size > 1
 
+    def reduces_by_stage(self, micro_batches: int) -> bool:
+        """Return whether each virtual stage reduces its gradients before the next one of its rank makes any.
+
+        With ZeRO stage 2, gradients are reduced after a stage's last backward pass. If all micro-batches are one group
+        of interleaving, a stage's backward passes follow each other. Source: `_add_reduce_grad` of PyTorch 2.15
+        (`torch/distributed/pipelining/schedules.py`).
+
+        >>> one = ParallelismConfig(pp=4, vpp=2, zero_stage=2)
+        >>> one.reduces_by_stage(4), one.reduces_by_stage(8)
+        (True, False)
+        """
+        interleaves = self.pp > 1 and self.vpp > 1 and self.pp_schedule == "1f1b"
+        return interleaves and self.zero_stage > 1 and micro_batches == (self.micro_batch_group_size or self.pp)
+
     @property
     def shape(self) -> ParallelismConfig:
         """The fields on which times of a layer, of the LM head and of the embedding depend; others have defaults.

@@ -70,7 +70,7 @@ class _Values:
     def _pair(self, key: str) -> list[int]:
         """Return the height and the width in a key that has one number for both, or a list."""
         value = self._top.get(key)
-        sides = value if isinstance(value, list) else [value] * _SEVERAL
+        sides: list[Any] = value if isinstance(value, list) else [value] * _SEVERAL
         whole = all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides)
         if not whole or len(sides) != _SEVERAL:
             self._top.wrong(key, "a whole number from 1, or a list of height and width", value)
