@@ -40,7 +40,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "workloads.md"
 BATCH, MICRO_BATCH, STEPS, TOKENS, WORDS = 4, 2, 2, 12, 64
 RANKS = (2, 3)
 LIMIT_S = 1200
-"""Time limit in seconds of one model's processes. It only ends a run that hangs, so it suits busy machines. Not tuned."""
+"""Time limit in seconds of one model's processes. It only ends runs that hang, also on a busy machine. Not tuned."""
 RATE = 0.05
 MAX_DIGITS = 12
 """Number of equal digits from which on losses count as equal. Other processors may add in another order."""
