@@ -39,8 +39,8 @@ FORK = multiprocessing.get_context("fork")
 PAGE = Path(__file__).parent.parent / "docs" / "workloads.md"
 BATCH, MICRO_BATCH, STEPS, TOKENS, WORDS = 4, 2, 2, 12, 64
 RANKS = (2, 3)
-LIMIT_S = 300
-"""Time limit in seconds of one model's processes. Not tuned."""
+LIMIT_S = 1200
+"""Time limit in seconds of one model's processes. It only ends runs that hang, also on a busy machine. Not tuned."""
 RATE = 0.05
 MAX_DIGITS = 12
 """Number of equal digits from which on losses count as equal. Other processors may add in another order."""

@@ -200,6 +200,7 @@ class OwnLoss(nn.Module):
 OWN: dict[str, tuple[Any, Any]] = {
     "alone": (lambda loss, logits: loss, lambda result: result),
     "first": (lambda loss, logits: (loss, logits), lambda result: result[0]),
+    "second": (lambda loss, logits: (logits, loss), lambda result: result[1]),
     "named": (lambda loss, logits: {"logits": logits, "loss": loss}, lambda result: result["loss"]),
 }
 

@@ -69,6 +69,12 @@ def few():
 def metrics():
     return {"error": lambda outputs, targets: (outputs - targets).abs().mean(1)}
 
+def optimizer():
+    def make(parameters, names):
+        assert [name.rpartition(".")[2] for name in names] == ["bias", "weight"] * (len(parameters) // 2)
+        return torch.optim.SGD(parameters, lr=0.01)
+    return make
+
 def hook():
     seen = []
     def after(pipeline, loss):
@@ -324,6 +330,7 @@ def test_ranks_end_with_the_command_that_started_them(folder: Path) -> None:
         (["one.json", "--optimizer", "sdg"], "there is no optimizer `sdg`"),
         (["one.json", "--optimizer", "sgd:lr"], "option `lr` of `sgd` must be NAME=NUMBER"),
         (["one.json", "--optimizer", "sgd:speed=1"], "unexpected keyword argument 'speed'"),
+        (["one.json", "--optimizer", "absent_module:make"], "the optimizer `absent_module:make`"),
         (["none.json"], "file not found"),
         (["three-one.json", "--backend", "torch"], "stage 1 has 1 replica but stage 0 has 3"),
         (["one.json", "--timeline", "absent/run.npz"], "folder not found: `absent`"),
@@ -450,6 +457,7 @@ def test_what_a_resumed_run_lacks_is_told(runs: Runs) -> None:
 
 def test_a_run_validates_and_calls_the_users_hook(runs: Runs) -> None:
     words = ("--data", "mine:data", "--validation-data", "mine:few", "--metrics", "mine:metrics")
+    words += ("--optimizer", "mine:optimizer")
     schedule = ("--lr-schedule", "linear:warmup=1,min=0.5", "--steps", "3")
     found = []
     for plan in ("two.json", "three-one.json"):

@@ -321,11 +321,12 @@ def plain_steps(model: Any, optimizer: torch.optim.Optimizer, begin: int, end: i
 
 def pipeline_steps(kind: str, begin: int, end: int, save: Path | None = None, **how: Any) -> list[float]:
     """Train in one micro-batch, because batch norm counts micro-batches."""
-    model = trainable(kind, 2 if how else 1)
+    model = trainable(kind, 2 if "weights" in how else 1)
     workload = Workload(model, *weight_models.examples(), weight_models.loss)
     schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=1)
     whole = hpgo.program(schedule, [(workload.layers, [0])], pipeline_micro_batch_size=8, global_batch_size=8)
-    with Pipeline(whole, workload, optimizer=OPTIMIZERS[kind], dtype=torch.float64, **how) as pipeline:
+    how.setdefault("optimizer", OPTIMIZERS[kind])
+    with Pipeline(whole, workload, dtype=torch.float64, **how) as pipeline:
         losses = [pipeline.step(*batch) for batch in batches(begin, end)]
         if save is not None:
             pipeline.checkpoint(save)
@@ -371,6 +372,41 @@ def test_plain_torch_continues_a_run_exactly_and_a_run_continues_plain_torch(kin
     fresh = pipeline_steps(kind, 3, 6, weights=tmp_path / "saved")
     assert fresh[0] == pytest.approx(expected[3], rel=1e-12)
     assert fresh != pytest.approx(expected[3:], rel=1e-4)
+
+
+def by_name(named: Any) -> torch.optim.Optimizer:
+    """Return an optimizer that lets only weights decay."""
+    named = list(named)
+    return torch.optim.AdamW(
+        [
+            {"params": [one for name, one in named if not name.endswith("bias")], "weight_decay": 0.1},
+            {"params": [one for name, one in named if name.endswith("bias")], "weight_decay": 0.0},
+        ],
+        lr=0.01,
+    )
+
+
+def test_groups_of_parameters_by_their_names_continue_in_plain_torch(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+    model = trainable("adam", 1)
+    expected = plain_steps(model, by_name(model.named_parameters()), 0, 6)
+
+    def make(parameters: list[torch.nn.Parameter], names: list[str]) -> torch.optim.Optimizer:
+        return by_name(zip(names, parameters, strict=True))
+
+    losses = pipeline_steps("adam", 0, 3, tmp_path / "saved", optimizer=make)
+    assert losses == pytest.approx(expected[:3], rel=1e-12)
+    state = read_optimizer_state(tmp_path / "saved")
+    assert [(group["weight_decay"], group["params"]) for group in state["param_groups"]] == [
+        (0.1, ["0.weight", "1.weight"]),
+        (0.0, ["1.bias"]),
+    ]
+    model = trainable("adam", 2)
+    model.load_state_dict(read_weights(tmp_path / "saved"))
+    optimizer = by_name(model.named_parameters())
+    set_optimizer_state_dict(model, optimizer, state)
+    assert plain_steps(model, optimizer, 3, 6) == pytest.approx(expected[3:], rel=1e-12)
 
 
 def test_sharded_weights_of_torch_continue_a_run_exactly(tmp_path: Path) -> None:

@@ -252,8 +252,8 @@ def optimizer_option(default: str) -> Any:
         "--optimizer",
         default=default,
         show_default=True,
-        metavar="NAME[:OPTIONS]",
-        help="Optimizer and its options, such as `adamw:lr=1e-4`.",
+        metavar="NAME[:OPTIONS]|MODULE:FUNCTION",
+        help="Optimizer and its options, such as `adamw:lr=1e-4`, or your function.",
     )
 
 

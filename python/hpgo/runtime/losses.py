@@ -90,16 +90,21 @@ class FlatLoss:
 
 
 def own_loss(outputs: Any, _: Any) -> Any:
-    """Return the loss that a model returns: its only result, its `loss`, or the first of several results.
+    """Return the loss that a model returns: its only result, its `loss`, or the first number of several results.
 
     >>> float(own_loss({"logits": torch.zeros(2, 3), "loss": torch.tensor(1.5)}, None))
+    1.5
+    >>> float(own_loss((torch.zeros(2, 3), torch.tensor(1.5)), None))
     1.5
     """
     if isinstance(outputs, torch.Tensor):
         return outputs
     if isinstance(outputs, Mapping):
         return outputs.get("loss")
-    return outputs.loss if hasattr(outputs, "loss") else outputs[0] if isinstance(outputs, tuple) else None
+    if hasattr(outputs, "loss") or not isinstance(outputs, tuple | list):
+        return getattr(outputs, "loss", None)
+    # Without a number, the first result is refused later, with its shape.
+    return next((one for one in outputs if isinstance(one, torch.Tensor) and one.dim() == 0), outputs[0])
 
 
 class _Number(float):

@@ -49,8 +49,8 @@ class Workload:
     Inputs, targets and outputs are tensors, or tuples, lists, dicts, dataclasses and other containers of PyTorch's
     pytree, with None and other constants between the tensors. A tuple of inputs has the model's positional arguments,
     and a dict its keyword arguments. Without `loss`, the model returns its own mean loss: as its only result, under the
-    name `loss`, or as the first of several. Without `example_targets`, `loss` and `weight` get the inputs in their
-    place, and data sets have inputs alone.
+    name `loss`, or as the first number of several. Without `example_targets`, `loss` and `weight` get the inputs in
+    their place, and data sets have inputs alone.
 
     Training batches have the example's shapes but for the number of samples. With `dynamic_shapes`, which lists and
     networks can have, the other sizes may differ from batch to batch, too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,25 +11,32 @@ import torch.distributed as dist
 from hpgo.base.messages import did_you_mean, safe_repr, shorten
 from hpgo.errors import ArgumentError
 from hpgo.runtime.progress import HERE
+from hpgo.runtime.user_functions import made_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hpgo.runtime.train.gradients import Weight
 
+    MakeOptimizer = Callable[..., torch.optim.Optimizer]
+    """Function of a list of parameters, or of such a list and the list of their names, that returns an optimizer."""
+
 
 _NAMED = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
 
 
-def optimizer_of(text: str) -> Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]:
+def optimizer_of(text: str) -> MakeOptimizer:
     """Return a function that creates the optimizer in `text`: `sgd:lr=0.05,momentum=0.9`, with options of torch.optim.
 
-    Raises ArgumentError for an unknown optimizer, or for options that it does not accept.
+    `module:function` names a function without arguments that returns such a function. Raises ArgumentError for an
+    unknown optimizer, or for options that it does not accept.
 
     >>> optimizer_of("sgd:lr=0.05")([torch.nn.Parameter(torch.zeros(1))]).defaults["lr"]
     0.05
     """
     name, _, rest = text.partition(":")
+    if name not in _NAMED and rest.isidentifier():
+        return _made_by_user(text)
     known = {one.__name__.lower(): one for one in vars(torch.optim).values() if isinstance(one, type)}
     if name not in _NAMED:
         raise ArgumentError(f"there is no optimizer `{shorten(name)}`", did_you_mean(name, _NAMED), code="unknown_name")
@@ -54,6 +62,33 @@ def optimizer_of(text: str) -> Callable[[list[torch.nn.Parameter]], torch.optim.
     return make
 
 
+def _made_by_user(text: str) -> MakeOptimizer:
+    with torch.random.fork_rng(devices=[]):  # its random numbers must not affect the run
+        make = made_by(text, "optimizer", seed=0, wanted="a function of parameters that returns an optimizer")
+    if not callable(make):
+        raise ArgumentError(
+            f"`{shorten(text)}` returns {safe_repr(make)}, which can't be called",
+            "return a function of parameters that returns an optimizer: `lambda p: torch.optim.AdamW(p, lr=1e-4)`",
+            code="user_code",
+        )
+    found: MakeOptimizer = make
+    return found
+
+
+def _takes_names(make: MakeOptimizer) -> bool:
+    """Return whether a function has two arguments without defaults: parameters, and their names.
+
+    >>> _takes_names(torch.optim.SGD), _takes_names(lambda parameters, names: torch.optim.SGD(parameters))
+    (False, True)
+    """
+    try:
+        arguments = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # some functions of other languages have no signature
+        return False
+    positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    return sum(one.kind in positional and one.default is one.empty for one in arguments) == 2
+
+
 def owners(weights: Sequence[Weight]) -> list[tuple[int, list[Weight]]]:
     """Assign each weight of several ranks to the rank that steps it: the largest first, to the least loaded holder.
 
@@ -77,12 +112,14 @@ class ShardedOptimizer:
 
     def __init__(
         self,
-        make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+        make: MakeOptimizer,
         weights: Sequence[Weight],
         groups: Mapping[tuple[int, ...], Any],
         *,
         shard: bool,
+        names: Callable[[], Mapping[tuple[str, str], tuple[str, ...]]],
     ) -> None:
+        """Create the optimizer by `make`. `names` returns the names in the model by those in layers."""
         rank = dist.get_rank()
         self._groups = groups
         self._owned = owners(weights) if shard else []
@@ -93,12 +130,17 @@ class ShardedOptimizer:
         parameters = [copy for weight in self.stepped for copy in weight.copies]
         self.optimizer: torch.optim.Optimizer | None = None
         if parameters:  # an idle rank has none, and optimizers refuse that
-            self.optimizer = make(parameters)
+            self.optimizer = make(parameters, self._names(names())) if _takes_names(make) else make(parameters)
             if not isinstance(self.optimizer, torch.optim.Optimizer):
                 raise ArgumentError(
                     f"the optimizer is {safe_repr(self.optimizer)}",
                     "give a function of parameters that returns one: `lambda p: torch.optim.AdamW(p, lr=1e-4)`",
                 )
+
+    def _names(self, in_model: Mapping[tuple[str, str], tuple[str, ...]]) -> list[str]:
+        """Return the name in the model of each parameter. As in torch, a tied weight has the first of its names."""
+        held = [weight.name for weight in self.stepped for _ in weight.copies]
+        return [(in_model.get(one) or (".".join(one),))[0] for one in held]
 
     def step(self) -> None:
         """Run one optimizer step. Afterwards, each rank has all of its weights in their new state."""

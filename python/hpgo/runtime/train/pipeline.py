@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from hpgo.runtime.stage_module import StageModule, Value
     from hpgo.runtime.train.evaluation import Metric
     from hpgo.runtime.train.gradients import Weight
+    from hpgo.runtime.train.optimizer import MakeOptimizer
     from hpgo.runtime.train.torch_backend import TorchEngine
 
 Backend = Literal["hpgo", "torch"]
@@ -76,7 +77,7 @@ class Pipeline(RankPipeline):
         plan: Plan | Program | Runnable | str | os.PathLike[str],
         workload: Workload | str,
         *,
-        optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
+        optimizer: MakeOptimizer | None = None,
         clip_norm: float | None = None,
         seed: int = 0,
         dtype: torch.dtype | None = None,
@@ -98,7 +99,8 @@ class Pipeline(RankPipeline):
         Args:
             plan: a plan or a program, or a file with either.
             workload: the model and its data, or a name for `Workload.read`.
-            optimizer: function that creates an optimizer for a list of parameters. None: weights are not updated.
+            optimizer: function that creates an optimizer for a list of parameters. With two arguments, it also gets
+                the list of their names in the model. None: weights are not updated.
             clip_norm: maximum norm of the gradients of all layers together. Larger gradients are scaled down to it.
             seed: seed of initial weights, dropout and the order of the data set.
             dtype: number format of the weights. None: the workload's.
@@ -221,7 +223,11 @@ class Pipeline(RankPipeline):
                 "the optimizer can't be made", "give a function that makes one of a list of parameters"
             ):
                 self._stepper = ShardedOptimizer(
-                    self._optimizer_of, self.weights, groups.sums, shard=program.shard_optimizer
+                    self._optimizer_of,
+                    self.weights,
+                    groups.sums,
+                    shard=program.shard_optimizer,
+                    names=lambda: workload.weight_names(self._options.dtype).of,
                 )
         self._rates = None if self._factor is None else LearningRates(self.optimizer, self._factor)
         self._cuts = cuts
