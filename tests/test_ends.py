@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -114,6 +115,43 @@ SLOW = """
     if sys.argv[3] == "end":
         watch.end()
 """
+
+
+SILENT = """
+    import sys, time
+    from dataclasses import replace
+    from torch.distributed import TCPStore
+    from hpgo.runtime.failure_detection import Limits, Watch, key
+    from hpgo.runtime.progress import HERE, born
+
+    store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
+    first = int(sys.argv[2])
+    store.set(key(0), replace(HERE.report(), pid=first, born=born(first), does="its work").written(0))
+    HERE.begin(1)
+    watch = Watch(store, 1, 2, Limits(silence_s=1.0))
+    watch.begin(lambda error: print(error, flush=True) if watch.is_first_to_tell() else None)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ends the process whose start time /proc has")
+def test_a_silent_rank_that_keeps_the_store_is_named_after_it_was_ended() -> None:
+    """Its store answers on, so that the ranks agree on the reason in it."""
+    port = free_port()
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SERVER), port], stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            command = [sys.executable, "-c", textwrap.dedent(SILENT), port, str(server.pid)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+            assert server.wait(timeout=100) == -signal.SIGKILL
+        finally:
+            server.kill()
+    assert done.returncode == 1
+    assert done.stdout.startswith("rank 0 on ")
+    assert done.stdout.endswith("last seen in its work: no sign of life for 1 s\n")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="stops a process")

@@ -284,6 +284,8 @@ def test_torchrun_is_called_on_each_machine_with_its_number_and_devices(place: P
             "--master-port=1234",
         }
         assert words[7:] == ["says.py", *ARGUMENTS]
+        if shutil.which("getent"):
+            assert done.stderr == "warning: node-a, the host of rank 0, has no address on this host\n"
     for wrong in (["2"], []):
         call = ["bash", "-c", text, "job.sh", *wrong]
         done = subprocess.run(call, capture_output=True, text=True, timeout=20, check=False)

@@ -162,6 +162,7 @@ def torchrun(
             *job.header(*note),
             *setup,
             *job.exports,
+            *([_address_check(_address(names[0]))] if nodes > 1 and names[0] else []),
             f"case ${{1-{0 if nodes == 1 else ''}}} in",
             *rows,
             f'  *) echo "give the number of this node, from 0 to {nodes - 1}" >&2; exit 2 ;;',
@@ -176,6 +177,13 @@ def torchrun(
 def _agent(job: LaunchJob, nodes: int) -> str:
     """Return the words that start torchrun, the agent of one of `nodes` nodes, quoted for a shell."""
     return f"{_words(job.torchrun)} --nnodes={nodes}"
+
+
+def _address_check(host: str) -> str:
+    """Return a line that warns if the host of rank 0 has no address, because torchrun then tries for minutes."""
+    # Not every system has getent, and names may appear later, so this is no error.
+    warning = f'echo "warning: {host}, the host of rank 0, has no address on this host" >&2'
+    return f"! command -v getent > /dev/null || getent ahosts {host} > /dev/null || {warning}"
 
 
 def _words(words: Sequence[str]) -> str:

@@ -261,6 +261,7 @@ class Watch:
         self._charge: FailureReport | None = None  # reason that this rank posts
         self._found: tuple[dict[int, bytes], FailureReport | None] = {}, None
         self._rounds = 0
+        self._is_first: bool | None = None  # whether this rank reports, once that is decided
         self._is_heard = False  # whether a verdict was read, so that the rank that posted it can report it
         self._ends_itself = False  # whether the main thread knows the reason and is about to exit
         self._wake, self._over, self._known = threading.Event(), threading.Event(), threading.Event()
@@ -299,6 +300,8 @@ class Watch:
 
     def is_first_to_tell(self) -> bool:
         """Return whether no other rank has reported yet why the run is over."""
+        if self._is_first is not None:
+            return self._is_first
         try:
             first: bytes = self._store.compare_set("told", "", str(self._rank))
         except RuntimeError:
@@ -331,6 +334,9 @@ class Watch:
             while not self._over.is_set():
                 self._store.set(key(self._rank), HERE.report(running=self._judge.running).written(self._rounds))
                 verdict = agreed(self._store, self._charge)
+                # Decide who reports before the culprit is killed: it may keep the store.
+                if verdict is not None and verdict.culprit is not None and self._is_first is None:
+                    self._is_first = self.is_first_to_tell()
                 self._found = readings(self._store, self._ranks), verdict
                 self._rounds += 1
                 self._wake.wait(BEAT_S)
