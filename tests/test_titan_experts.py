@@ -13,6 +13,7 @@ import pytest
 
 import hpgo
 from hpgo import export
+from hpgo.cli.llm.options import note_model
 from hpgo.errors import ArgumentError
 from hpgo.export.targets import find
 from hpgo.jobs.parts import parts_of
@@ -166,3 +167,10 @@ def test_a_search_divides_no_experts_by_tensor_parallelism_alone() -> None:
         config = one.parallelism
         assert config.tp == 1 or config.ep > 1
         assert config.cuda_graph_impl == "none"
+
+
+def test_estimates_note_sinks_unless_a_framework_runs_them(capsys: pytest.CaptureFixture[str]) -> None:
+    note_model(GPT_OSS, 1024)
+    assert "gpt-oss-20b has attention sinks" in capsys.readouterr().err
+    note_model(GPT_OSS, 1024, "torchtitan")
+    assert not capsys.readouterr().err

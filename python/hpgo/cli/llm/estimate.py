@@ -335,7 +335,7 @@ def command(options: EstimateOptions) -> None:
         report += next_commands([_search(options, cluster, platform, stack)]) if rate is None else []
         click.echo("\n".join(report))
     note_unmeasured(cluster, platform)
-    note_model(options.transformer(), options.seq_length)
+    note_model(options.transformer(), options.seq_length, options.framework)
     if recomputes_in_vain(found.parallelism):
         say("warning", f"{SAVES_NOTHING}: leave core_attn and a plain `--recompute selective` out")
     # A configuration that does not fit is no error: its report shows which column of memory to reduce.

@@ -157,15 +157,18 @@ def note_unmeasured(cluster: Cluster, platform: Platform | DeviceRecord | None) 
         say("note", f"{text}; `hpgo llm calibrate` measures yours")
 
 
-def note_model(model: Transformer | str, seq_length: int) -> None:
-    """Print what an estimate of a model leaves out, and if sequences are longer than the model states."""
+def note_model(model: Transformer | str, seq_length: int, framework: str | None = None) -> None:
+    """Print what an estimate of a model leaves out, and if sequences are longer than the model states.
+
+    A `framework` that runs attention sinks does so in fused kernels, so there is no note on them.
+    """
     from hpgo.model.formats.transformers import transformer_of
 
     found = transformer_of(model)
     if 0 < found.longest < seq_length:
         # RoPE has no limit, so longer sequences are only untrained.
         say("note", f"{printable(found.name)} states at most {found.longest:,} tokens per sequence, not {seq_length:,}")
-    if any(one.sinks for block in found.blocks for one in block.attention):
+    if framework is None and any(one.sinks for block in found.blocks for one in block.attention):
         say(
             "note",
             f"{printable(found.name)} has attention sinks: a framework whose fused kernels lack them stores all scores,"

@@ -213,7 +213,7 @@ def command(options: PlanOptions) -> None:
             moved = [] if moves is None else ["", *moved_report.lines(moves, width())]
             click.echo("\n".join([*report, "", *listed(found, width()), *moved, *next_commands(commands, then)]))
         note_unmeasured(cluster, problem["platform"])
-        note_model(options.transformer(), options.seq_length)
+        note_model(options.transformer(), options.seq_length, problem["framework"])
         if other:
             say("note", f"{other}; measure steps of `{problem['framework']}`")
 
