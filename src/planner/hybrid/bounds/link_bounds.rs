@@ -174,20 +174,23 @@ impl Links {
             .reduce(min_rate)
     }
 
-    /// Returns the shortest transfer between a stage and any other stage, in either direction.
-    pub(crate) fn shortest(&self, stage: Span) -> Rate {
+    /// Returns the shortest transfer to a stage from any stage in front. `free_on_node` devices are left on its node at
+    /// most; `None` if the stage is spread.
+    pub(crate) fn to_stage(&self, stage: Span, free_on_node: Option<u32>) -> Rate {
         let all = (1, self.spans.last().map_or(1, |span| span.1));
-        let spread = (self.spreads(stage).into_iter())
-            .flat_map(|own| [Some(self.one_and_spread(all, own)), self.any_spread(own)])
-            .flatten();
-        // A stage on one node is beside another stage there, or sends to other nodes.
-        let is_beside = self.widest > 1 && self.fits_one(stage);
-        let on_one = [
-            is_beside.then(|| self.beside(stage, all)),
-            (self.nodes > 1 && self.fits_one(stage)).then(|| self.apart()),
-            if self.fits_one(stage) { self.one_and_any_spread(stage) } else { None },
-        ];
-        spread.chain(on_one.into_iter().flatten()).reduce(min_rate).unwrap_or_default()
+        // A transfer takes as long in either direction, so it does not matter which stage is in front.
+        let rates = match free_on_node {
+            None => (self.spreads(stage).into_iter())
+                .flat_map(|own| [Some(self.one_and_spread(all, own)), self.any_spread(own)])
+                .flatten()
+                .collect(),
+            Some(free) => {
+                let beside = (free > 0).then(|| self.beside(stage, (1, free)));
+                let apart = (self.nodes > 1).then(|| self.apart());
+                [beside, apart, self.one_and_any_spread(stage)].into_iter().flatten().collect::<Vec<Rate>>()
+            }
+        };
+        rates.into_iter().reduce(min_rate).unwrap_or_default()
     }
 
     /// Returns every spread stage with the shortest transfer to any other spread stage.

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::cost::{self, Passes, network::Rate};
+use crate::cost::{self, Passes};
 use crate::planner::effort::work;
 use crate::planner::hybrid::{
     bounds::nested_stages::{Inner, Synced},
@@ -21,8 +21,6 @@ pub(crate) struct Stage {
     pub forward_s: f64,
     /// Backward with a repeated forward if all stages recompute their activations. Without it if some may.
     pub backward_s: f64,
-    /// Lower bound on the time of the transfer from the stage in front.
-    pub receive_s: f64,
 }
 
 /// Stages that end at one cut, on devices with equal costs.
@@ -50,14 +48,7 @@ impl<'t> StagesByEnd<'t> {
     }
 
     /// Returns the stages that a move may place and that compute for less than the threshold. Adds the work to `work`.
-    /// `min_transfer` returns the shortest transfer to a stage of at most a number of devices.
-    pub(crate) fn short(
-        &mut self,
-        choice: &PlacementMove,
-        threshold_s: f64,
-        min_transfer: impl Fn(u32) -> Rate,
-        work: &mut u64,
-    ) -> Rc<[Stage]> {
+    pub(crate) fn short(&mut self, choice: &PlacementMove, threshold_s: f64, work: &mut u64) -> Rc<[Stage]> {
         let (task, end, at) = (self.task, self.end, choice.cost_class as usize);
         if self.of_cost_class.len() <= at {
             self.of_cost_class.resize_with(at + 1, || None);
@@ -67,8 +58,6 @@ impl<'t> StagesByEnd<'t> {
         }
         let Some(totals_index) = task.totals_index[choice.replicas as usize] else { return Rc::default() };
         let totals = &task.totals[totals_index as usize];
-        let receive_s_per_byte =
-            if task.settings.overlap_p2p_comm { 0.0 } else { min_transfer(choice.replicas).s_per_byte };
         let mut short = Vec::new();
         for (index, begin) in task.model.begins(end).enumerate() {
             *work += work::MAKE_STAGE;
@@ -77,8 +66,7 @@ impl<'t> StagesByEnd<'t> {
             let backward_s = once_s + (task.recompute.min_forwards() - 1.0) * forward_s;
             // A stage that alone computes for longer than the threshold can't be in a plan below it.
             if f64::from(task.micro_batches) * (forward_s + backward_s) < threshold_s {
-                let receive_s = if begin == 0 { 0.0 } else { task.cut_bytes[begin] * receive_s_per_byte };
-                short.push(Stage { begin, index, forward_s, backward_s, receive_s });
+                short.push(Stage { begin, index, forward_s, backward_s });
                 // In a chain, all further stages contain this one and are longer still. In a graph they need not be
                 // nested.
             } else if task.model.is_chain {

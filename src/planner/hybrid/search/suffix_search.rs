@@ -12,7 +12,7 @@
 use crate::planner::effort::{WorkBudget, passes, work};
 use crate::planner::hybrid::{
     bounds::{
-        link_bounds::Links,
+        link_bounds::{Links, Span},
         paths::{PathStage, Paths},
         prefix::PrefixBounds,
         relaxed_space::Relaxed,
@@ -28,6 +28,7 @@ use crate::planner::hybrid::{
 };
 
 use crate::control::Control;
+use rustc_hash::FxHashMap;
 
 /// Index of the empty suffix.
 const ROOT: u32 = 0;
@@ -102,7 +103,7 @@ impl<'a> SuffixSearch<'a> {
     /// Runs a pass for plans whose paths are shorter than `threshold_s`. At most `beam` labels of each cut are
     /// extended.
     pub(crate) fn pass(&mut self, threshold_s: f64, beam: usize, effort: WorkBudget, control: &Control) -> PassResult {
-        let pass = Pass { task: &self.task, space: &mut self.space, threshold_s };
+        let pass = Pass { task: &self.task, space: &mut self.space, threshold_s, receive_rates: FxHashMap::default() };
         let (mut found, labels) = pass.run(beam, effort, control);
         found.plans = (labels.complete.iter())
             .map(|&id| (labels.all[id as usize].bound_s, self.candidate(&labels.all, id)))
@@ -124,7 +125,11 @@ impl<'a> SuffixSearch<'a> {
         control: &Control,
     ) -> Option<PassResult> {
         let space = self.relaxed.as_mut()?;
-        let (found, labels) = Pass { task: &self.task, space, threshold_s }.run(usize::MAX, effort, control);
+        let (found, labels) = Pass { task: &self.task, space, threshold_s, receive_rates: FxHashMap::default() }.run(
+            usize::MAX,
+            effort,
+            control,
+        );
         let relaxed_plans: Vec<RelaxedPlan> =
             labels.complete.iter().map(|&id| relaxed_plan(space, &labels.all, id)).collect();
         // A pass that found no plan says nothing about ranges, and the plans of the one before remain useful.
@@ -198,6 +203,8 @@ struct Pass<'p, 'a, S> {
     task: &'p Subproblem<'a>,
     space: &'p mut S,
     threshold_s: f64,
+    /// Cached results of [`Pass::receive_s_per_byte`], by range of replicas and devices that stay free on the node.
+    receive_rates: FxHashMap<(Span, Option<u32>), f64>,
 }
 
 impl<S: Placements> Pass<'_, '_, S> {
@@ -268,6 +275,18 @@ impl<S: Placements> Pass<'_, '_, S> {
         (found, labels)
     }
 
+    /// Returns the shortest transfer of a byte from any stage in front to the stage that a move places. 0 if transfers
+    /// overlap with computation.
+    fn receive_s_per_byte(&mut self, choice: &PlacementMove) -> f64 {
+        if self.task.settings.overlap_p2p_comm {
+            return 0.0;
+        }
+        let (span, free) = ((choice.fewest, choice.replicas), choice.free_on_node);
+        let links = self.space.links();
+        // Large clusters have many kinds of spread stages, and few distinct moves.
+        *self.receive_rates.entry((span, free)).or_insert_with(|| links.to_stage(span, free).s_per_byte)
+    }
+
     /// Extends a label by every possible stage in front. Returns the work in work units.
     fn expand(
         &mut self,
@@ -293,12 +312,18 @@ impl<S: Placements> Pass<'_, '_, S> {
         // get shorter.
         let grid_s = if self.task.cluster.devices() > passes::EXACT_DEVICES { prefixes.min_s() / grid } else { 0.0 };
         let cut_bytes = if label.stages == 0 { 0.0 } else { self.task.cut_bytes[end] };
+        let received_s_per_byte = if label.stages == 0 {
+            0.0
+        } else {
+            let behind = labels.all[label.parent as usize].situation;
+            let choice = self.space.moves(behind)[label.move_index as usize].clone();
+            self.receive_s_per_byte(&choice)
+        };
         let mut work = 0;
         // The tests below are ordered by cost: first times that need no tables, then one table entry, then memory and
         // all-reduce of the stage, and last the extension of all paths.
         for (move_index, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
-            let min_transfer = |replicas| self.space.links().shortest((1, replicas));
-            let short = ending.short(choice, threshold_s, min_transfer, &mut work);
+            let short = ending.short(choice, threshold_s, &mut work);
             if short.is_empty() {
                 continue;
             }
@@ -310,12 +335,17 @@ impl<S: Placements> Pass<'_, '_, S> {
             let is_much = |stage: &Stage| prefixes.busy_s(stage.begin, free_speed) >= threshold_s;
             let first = if self.task.model.is_chain { short.partition_point(is_much) } else { 0 };
             let send_s = cut_bytes * choice.transfer.s_per_byte;
-            for (at, &Stage { begin, forward_s, backward_s, receive_s, .. }) in short.iter().enumerate().skip(first) {
+            let receive_s_per_byte = self.receive_s_per_byte(choice);
+            // Passes of the stage behind contain only this much of the same transfer. What they lack is on the link.
+            let is_exposed = !self.task.settings.overlap_p2p_comm;
+            let link_s = if is_exposed { (send_s - cut_bytes * received_s_per_byte).max(0.0) } else { send_s };
+            for (at, &Stage { begin, forward_s, backward_s, .. }) in short.iter().enumerate().skip(first) {
                 work += work::TRY_STAGE;
                 // Some layers remain, but no device for them.
                 if begin > 0 && free == 0 {
                     continue;
                 }
+                let receive_s = if begin == 0 { 0.0 } else { self.task.cut_bytes[begin] * receive_s_per_byte };
                 let exposed_s = self.task.settings.exposed_transfer_s(receive_s, send_s);
                 let stage_s = forward_s + backward_s + 2.0 * exposed_s;
                 let busy_s = prefixes.busy_s(begin, free_speed);
@@ -338,15 +368,14 @@ impl<S: Placements> Pass<'_, '_, S> {
                     let backward_s = if recompute && is_by_stage { backward_s + forward_s } else { backward_s };
                     work += work::EXTEND_PATHS;
                     let stage = PathStage {
-                        forward_s,
-                        backward_s,
+                        forward_s: forward_s + exposed_s,
+                        backward_s: backward_s + exposed_s,
                         grad_reduce_s,
                         min_in_flight,
                         max_in_flight,
-                        busy_s: send_s,
+                        busy_s: link_s,
                         latency_s: choice.transfer.latency_s,
-                    }
-                    .with_exposed_transfers(exposed_s);
+                    };
                     let paths = label.paths.extend(&stage, label.min_in_flight, self.task.micro_batches);
                     let bound = |paths: &Paths| prefixes.bound_s(paths, begin, place).max(busy_s);
                     let bound_s = bound(&paths);

@@ -15,6 +15,8 @@ pub(super) struct StageAdjacency {
     pub(super) own: usize,
     pub(super) transfer: Rate,
     pub(super) sync: Rate,
+    /// Shortest transfer from any stage in front.
+    pub(super) receive: Rate,
 }
 
 impl ReplicaBucket {
@@ -31,27 +33,35 @@ impl ReplicaBucket {
         let mut adjacencies = Vec::new();
         for own in links.spreads(span) {
             let sync = links.all_reduce_spread(own);
-            let beside_spread = links.any_spread(own);
-            adjacencies.extend(beside_spread.map(|transfer| StageAdjacency { behind: 0, own: 0, transfer, sync }));
-            adjacencies.push(StageAdjacency { behind: 1, own: 0, transfer: links.one_and_spread(all, own), sync });
+            let receive = links.to_stage(span, None);
+            let adjacency = |behind, transfer| StageAdjacency { behind, own: 0, transfer, sync, receive };
+            adjacencies.extend(links.any_spread(own).map(|transfer| adjacency(0, transfer)));
+            adjacencies.push(adjacency(1, links.one_and_spread(all, own)));
         }
         if links.fits_one(span) {
             let sync = links.all_reduce_in_one(span);
+            let adjacency = |behind, free_devices: u32, transfer| StageAdjacency {
+                behind,
+                own: 1 + free_devices as usize,
+                transfer,
+                sync,
+                receive: links.to_stage(span, Some(free_devices)),
+            };
             // The bucket takes the devices of its smallest count, so this many are free at most on a node of its own.
-            let own = 1 + (links.widest - span.0) as usize;
+            let max_free = links.widest - span.0;
             if links.nodes > 1 {
                 // Case 0 also stands for the last stage, with nothing behind it. So it needs an adjacency even if no
                 // stage can be spread.
                 let transfer = links.one_and_any_spread(span).unwrap_or_else(|| links.apart());
-                adjacencies.push(StageAdjacency { behind: 0, own, transfer, sync });
+                adjacencies.push(adjacency(0, max_free, transfer));
                 // `TableBuilder::finish` copies this to all cases with more free devices.
-                adjacencies.push(StageAdjacency { behind: 1, own, transfer: links.apart(), sync });
+                adjacencies.push(adjacency(1, max_free, links.apart()));
             } else {
-                adjacencies.push(StageAdjacency { behind: 0, own, transfer: links.beside(span, all), sync });
+                adjacencies.push(adjacency(0, max_free, links.beside(span, all)));
             }
             for free_devices in span.0..links.widest {
-                let (behind, own) = (1 + free_devices as usize, 1 + (free_devices - span.0) as usize);
-                adjacencies.push(StageAdjacency { behind, own, transfer: links.beside(span, all), sync });
+                let behind = 1 + free_devices as usize;
+                adjacencies.push(adjacency(behind, free_devices - span.0, links.beside(span, all)));
             }
         }
         if placement_cases > 1 {
@@ -62,6 +72,7 @@ impl ReplicaBucket {
             own: 0,
             transfer: min_rate(one.transfer, other.transfer),
             sync: min_rate(one.sync, other.sync),
+            receive: min_rate(one.receive, other.receive),
         };
         let merged = adjacencies.into_iter().reduce(merge);
         merged.map(|one| StageAdjacency { behind: 0, own: 0, ..one }).into_iter().collect()

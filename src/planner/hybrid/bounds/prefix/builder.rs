@@ -235,15 +235,10 @@ impl TableBuilder<'_> {
         let exposes_transfers = !task.settings.overlap_p2p_comm;
         for (bucket, pair) in self.buckets.iter().zip(minima) {
             let num_usages = bucket.usages.len();
-            // A transfer takes as long in either direction, so the shortest one to any stage behind bounds the one from
-            // any stage in front.
-            let receive_s_per_byte =
-                bucket.adjacencies.iter().map(|adjacency| adjacency.transfer.s_per_byte).fold(f64::INFINITY, f64::min);
             for &from in pair.begin_groups.iter().filter(|&&from| from != to && !farther.increments[from].is_empty()) {
                 let (lowest_front, highest_front) = device_levels.of_group[from];
                 // The first stage receives nothing.
-                let receive_s =
-                    if exposes_transfers && from > 0 { self.min_bytes(from) * receive_s_per_byte } else { 0.0 };
+                let received_bytes = if exposes_transfers && from > 0 { self.min_bytes(from) } else { 0.0 };
                 for (usage_index, usage) in bucket.usages.iter().enumerate() {
                     let fitting = pair.fitting(from, usage_index);
                     let forward_s = pair.forward_s[from] / usage.speed;
@@ -252,7 +247,7 @@ impl TableBuilder<'_> {
                     if task.recompute == Recompute::ByStage && fitting.kept < max_in_flight.0 {
                         backward_s += forward_s;
                     }
-                    let all_s = micro_batches * (forward_s + backward_s + 2.0 * receive_s);
+                    let all_s = micro_batches * (forward_s + backward_s);
                     let largest = max_in_flight.1.min(fitting.max());
                     if all_s >= threshold_s || largest < max_in_flight.0 {
                         continue;
@@ -268,6 +263,8 @@ impl TableBuilder<'_> {
                             continue;
                         }
                         lookups += (highest + 1 - first) as u64;
+                        let receive_s = received_bytes * adjacency.receive.s_per_byte;
+                        let all_s = all_s + 2.0 * micro_batches * receive_s;
                         let grad_reduce_s = pair.grad_reduce_s(from, bucket.rate_index[at * num_usages + usage_index]);
                         let front = &farther.increments[from][device_levels.entry(from, adjacency.own, lowest_front)..];
                         let before = |left: usize| &front[left.min(highest_front) - lowest_front];
