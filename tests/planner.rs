@@ -375,6 +375,13 @@ fn plans_on_several_device_types_are_nearly_always_the_best_of_all() {
         }
         let min_s = hybrid::min_step_of_all_cuts_s(&model, &cluster, &settings);
         prop_assert!(min_s <= best.step_s * (1.0 + ROUNDING), "{} is above {}", min_s, best.step_s);
+        for splits_backward in [false, true] {
+            let order = hybrid::AnyOrder { splits_backward, is_sequential: false };
+            let problem = (&model, &cluster, &settings);
+            let found = hybrid::min_step_of_any_order_s(problem, order, (&[], 2.0 * best.step_s), &control);
+            let any_s = found.lower_bound_s;
+            prop_assert!(any_s <= best.step_s * (1.0 + ROUNDING), "{} is above {}: {:?}", any_s, best.step_s, plan);
+        }
         asked.set(asked.get() + 1);
         let is_mixed = plan.stages.iter().any(|stage| {
             let mut kinds = stage.footprint.iter().map(|&(node, _)| cluster.nodes[node as usize].kind);

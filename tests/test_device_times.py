@@ -197,6 +197,21 @@ def test_profiles_of_several_types_merge(tmp_path: Path) -> None:
     assert read.layers == merged.layers
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--merge", "a=x.yaml", "--batch-size", "2"], "--batch-size can't be used with --merge"),
+        (["--merge", "=x.yaml"], "is not TYPE=FILE"),
+        (["mlp", "--profile-boundary", "1MB"], "--profile-boundary can only be used with --merge"),
+        (["--merge", "a=x.yaml"], "x.yaml"),
+    ],
+)
+def test_options_of_a_merge_are_checked(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(group, ["profile", *words])
+    assert result.exit_code
+    assert said in f"{result.output} {result.exception}"
+
+
 def test_unlike_profiles_do_not_merge() -> None:
     one = chain([3, 1], [6, 2])
     others = {

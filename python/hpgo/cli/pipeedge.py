@@ -118,7 +118,9 @@ def check_words(context: click.Context) -> None:
     if "profile_boundary" in given:
         raise click.UsageError("--profile-boundary can only be used with --merge")
     if (context.params["workload"] is None) != bool(results):
-        raise click.UsageError("give a workload to measure, or results with --from or --merge, but not several")
+        raise click.UsageError(
+            "give a workload to measure, or results with --from, or profiles with --merge, but not both"
+        )
     if form is None:
         others = [called[name] for name in _MERGING if name in given]
         if others:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_text
 from hpgo.base.messages import safe_repr
@@ -12,6 +12,13 @@ from hpgo.model.profile import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from hpgo.model.profile import Layer
+
+_MEASURED = (
+    "forward_s", "backward_s", "activation_bytes", "saved_bytes", "input_gradient_s", "weight_gradient_s",
+)  # fmt: skip
+"""Fields of a layer with one number for each batch size."""
 
 
 def merge_profiles(profiles: Mapping[str, Profile]) -> Profile:
@@ -90,14 +97,11 @@ def _check_alike(first_name: str, first: Profile, name: str, profile: Profile) -
 def _at_sizes(profile: Profile, sizes: list[int]) -> Profile:
     """Return the profile with the measurements at some of its batch sizes."""
     kept = [profile.batch_sizes.index(size) for size in sizes]
-    measured = (
-        "forward_s", "backward_s", "activation_bytes", "saved_bytes", "input_gradient_s", "weight_gradient_s",
-    )  # fmt: skip
 
-    def at_sizes(values: tuple[float, ...] | None) -> tuple[float, ...] | None:
-        return None if values is None else tuple(values[at] for at in kept)
+    def at_sizes(layer: Layer) -> Layer:
+        measured: dict[str, Any] = {
+            key: tuple(values[at] for at in kept) for key in _MEASURED if (values := getattr(layer, key)) is not None
+        }
+        return replace(layer, **measured)
 
-    layers = tuple(
-        replace(layer, **{key: at_sizes(getattr(layer, key)) for key in measured}) for layer in profile.layers
-    )
-    return replace(profile, batch_sizes=tuple(sizes), layers=layers)
+    return replace(profile, batch_sizes=tuple(sizes), layers=tuple(map(at_sizes, profile.layers)))

@@ -103,7 +103,7 @@ class Layer:
     They take memory, but they have no gradients, no optimizer state and no all-reduce.
     """
     times_by_type: tuple[TypeTimes, ...] = ()
-    """Times on other device types, sorted by name. The times above were measured on `Profile.device`."""
+    """Times on other device types, sorted by the name of the type. The times above are for `Profile.device`."""
 
     def __post_init__(self) -> None:
         for field in ("id", "name"):
