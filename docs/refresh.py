@@ -27,16 +27,11 @@ from hpgo.cli.main import group
 from hpgo.cli.manual import pages
 
 ROOT = Path(__file__).parent.parent
-PAGES = [
-    ROOT / "README.md",
-    *(
-        ROOT / "docs" / f"{name}.md"
-        for name in (
-            "plan", "export", "job", "llm", "llm-mixed", "cost", "fit", "recipes", "shell", "tutorial-cost",
-            "tutorial-edge", "tutorial-hpgo", "tutorial-job", "tutorial-schedules",
-        )  # fmt: skip
-    ),
-]
+_NAMES = (
+    "plan export job llm llm-mixed cost fit recipes shell "
+    "tutorial-cost tutorial-edge tutorial-hpgo tutorial-job tutorial-schedules"
+)
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES.split())]
 WITH_TORCH = ROOT / "docs/launch.md"
 """A page whose commands start ranks with torchrun, so it is refreshed only if torch is installed."""
 MANUAL = ROOT / "hpgo.data/data/share/man/man1"
