@@ -313,8 +313,11 @@ fn the_bound_on_all_placements_is_above_no_plan() {
     println!("{asked} questions, {closed} closed, bound / optimum {mean:.4} on average");
 }
 
+/// Forward and backward time of each layer.
+type LayerTimes = Vec<(f64, f64)>;
+
 /// Times of up to three device types, of which layers gain by different factors, and the type of each node.
-fn types(layers: usize, nodes: usize) -> impl Strategy<Value = (Vec<Vec<(f64, f64)>>, Vec<Option<u32>>)> {
+fn types(layers: usize, nodes: usize) -> impl Strategy<Value = (Vec<LayerTimes>, Vec<Option<u32>>)> {
     let factor = || prop_oneof![Just(1.0), Just(2.0), 0.2..5.0_f64];
     let gains = prop::collection::vec(prop::collection::vec((factor(), factor()), layers), 3);
     (gains, prop::collection::vec(prop_oneof![4 => (0_u32..3).prop_map(Some), 1 => Just(None)], nodes))

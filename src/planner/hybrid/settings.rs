@@ -51,6 +51,7 @@ impl Recompute {
 
 /// A planning problem, without model and cluster.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent choices of the caller")]
 pub struct Settings {
     /// Samples of one training step.
     pub global_batch: u32,
