@@ -324,7 +324,7 @@ fn types(layers: usize, nodes: usize) -> impl Strategy<Value = (Vec<LayerTimes>,
 }
 
 /// Returns the times of each type.
-fn times_by_type(graph: &Graph, gains: &[Vec<(f64, f64)>]) -> Vec<TypeTimes> {
+fn times_by_type(graph: &Graph, gains: &[LayerTimes]) -> Vec<TypeTimes> {
     let of_layer = |(layer, &(forward, backward)): (&Layer, &(f64, f64))| {
         let on_type = |at: &Measurement| Measurement {
             forward_s: at.forward_s * forward,

@@ -172,7 +172,7 @@ TYPES_FILE = "t: {bw_Mbps: 9, mem_MB: 99, model_profiles: {m: [{batch_size: 1, d
 
 PLANNED = {
     "schedule": "1f1b", "pipeline_micro_batch_size": 1,
-    "min_samples_per_replica": 1, "recompute": False, "even_split": False,
+    "min_samples_per_replica": 1, "recompute": False, "even_split": False, "overlap_p2p_comm": True,
     "overlap": True, "memory": hpgo.MemoryModel(), "include_data_loading": False,
 }  # fmt: skip
 CHAINED = {
@@ -344,6 +344,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "ParallelismConfig.micro_batches": (PRICE.parallelism.micro_batches, {"global_batch_size": 8}),
             "ParallelismConfig.named": (PRICE.parallelism.named, {}),
             "ParallelismConfig.named_pipeline": (PRICE.parallelism.named_pipeline, {}),
+            "ParallelismConfig.reduces_by_stage": (PRICE.parallelism.reduces_by_stage, {"micro_batches": 4}),
             "ParallelismConfig.stage_counts": (PRICE.parallelism.stage_counts, {"model": TRANSFORMER}),
             "ParallelismConfig.stages_of": (PRICE.parallelism.stages_of, {"rank": 0}),
             "program": (
@@ -405,6 +406,13 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Transformer.layer_parameters": (TRANSFORMER.layer_parameters, {"layer": 1}),
             "Transformer.parameters_by_part": (TRANSFORMER.parameters_by_part, {}),
             "Layer.with_consistent_split": (PROFILE.layers[0].with_consistent_split, {}),
+            "TypeTimes": (
+                hpgo.TypeTimes,
+                {"type": "T4", "forward_s": (1.0,), "backward_s": (2.0,), "input_gradient_s": (1.0,),
+                 "weight_gradient_s": (1.0,)},
+            ),
+            "Profile.on": (hpgo.merge_profiles({"T4": PROFILE, "A100": PROFILE}).on, {"device_type": "A100"}),
+            "merge_profiles": (hpgo.merge_profiles, {"profiles": {"T4": PROFILE, "A100": PROFILE}}),
             "Profile.with_consistent_split": (PROFILE.with_consistent_split, {}),
             "Profile.without_loading": (PROFILE.without_loading, {}),
             "Profile.without_tied_weights": (PROFILE.without_tied_weights, {}),

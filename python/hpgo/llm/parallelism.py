@@ -603,6 +603,7 @@ class ParallelismConfig:
         >>> one.reduces_by_stage(4), one.reduces_by_stage(8)
         (True, False)
         """
+        check_int("micro_batches", micro_batches)
         interleaves = self.pp > 1 and self.vpp > 1 and self.pp_schedule == "1f1b"
         return interleaves and self.zero_stage > 1 and micro_batches == (self.micro_batch_group_size or self.pp)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import check_text
+from hpgo.base.checks import check_is, check_text
 from hpgo.base.messages import safe_repr
 from hpgo.errors import ArgumentError, ProfileError
-from hpgo.model.profile import Profile
+from hpgo.model.profile import Profile, timed_as
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hpgo.model.profile import Layer
 
 _MEASURED = (
@@ -21,7 +19,7 @@ _MEASURED = (
 """Fields of a layer with one number for each batch size."""
 
 
-def merge_profiles(profiles: Mapping[str, Profile]) -> Profile:
+def merge_profiles(profiles: dict[str, Profile]) -> Profile:
     """Return one profile with the times of several, each measured on the device type that is its key.
 
     The first profile supplies the sizes, and the times for all other types. Only batch sizes that all profiles have are
@@ -36,6 +34,7 @@ def merge_profiles(profiles: Mapping[str, Profile]) -> Profile:
     >>> merged.device, merged.device_types, merged.on("A100").layers[0].backward_s
     ('T4', ('A100', 'T4'), (0.2,))
     """
+    check_is("the profiles to merge", profiles, dict, "give a dictionary from device types to profiles")
     if not profiles:
         raise ArgumentError("there are no profiles to merge", "give one for each device type")
     for name, profile in profiles.items():
@@ -63,7 +62,7 @@ def merge_profiles(profiles: Mapping[str, Profile]) -> Profile:
         device=first_name,
         source="; ".join(f"{name}: {profile.source}" for name, profile in profiles.items()),
         layers=tuple(
-            layer.with_types((name, layers[layer.id]) for name, layers in layers_of.items())
+            timed_as(layer, ((name, layers[layer.id]) for name, layers in layers_of.items()))
             for layer in each[first_name].layers
         ),
     )

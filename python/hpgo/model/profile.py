@@ -16,6 +16,7 @@ from hpgo.base.checks import MAX_GPUS, check_int, check_list, check_text, number
 from hpgo.base.messages import as_float, brief, did_you_mean, pluralize, safe_repr, shorten
 from hpgo.base.presentation import Presented
 from hpgo.base.units import format_bytes, format_seconds
+from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError, ProfileError
 
 if TYPE_CHECKING:
@@ -36,13 +37,13 @@ _ROUNDED = 1 + 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class TypeTimes:
+class TypeTimes(Record):
     """Times of a layer on one device type. The tuples have one entry for each of `Profile.batch_sizes`.
 
     `Layer` checks the numbers.
 
-    >>> Layer("fc", "Linear", (1,), (2,), (8,), 4, times_by_type=(TypeTimes("T4", (3,), (5,)),)).on("T4").backward_s
-    (5,)
+    >>> Layer("fc", "Linear", (1,), (2,), (8,), 4, times_by_type=(TypeTimes("T4", (3,), (5,)),)).times_by_type[0].type
+    'T4'
     """
 
     type: str
@@ -151,7 +152,8 @@ class Layer:
         if self.stage is not None:
             stage = check_int(f"layer `{self.id}`: stage", self.stage, minimum=0, error=ProfileError)
             object.__setattr__(self, "stage", stage)
-        if self.times_by_type:
+        # An array has no truth value, so compare with the default.
+        if not isinstance(self.times_by_type, tuple) or self.times_by_type:
             self._check_types()
 
     def _check_types(self) -> None:
@@ -181,22 +183,18 @@ class Layer:
 
     def _with(self, of_type: TypeTimes) -> Layer:
         """Return the layer with these times, and without times on other types."""
-        if len(of_type.forward_s) != len(self.forward_s):
+        layer = replace(self, times_by_type=(), **{key: getattr(of_type, key) for key in _TIMES})
+        if len(layer.forward_s) != len(self.forward_s):
             raise ProfileError(
-                f"layer `{self.id}` has {len(of_type.forward_s)} forward_s, but there are {len(self.forward_s)} batch"
+                f"layer `{self.id}` has {len(layer.forward_s)} forward_s, but there are {len(self.forward_s)} batch"
                 " sizes",
                 "give one number for each batch size of the profile",
             )
-        return replace(self, times_by_type=(), **{key: getattr(of_type, key) for key in _TIMES})
+        return layer
 
-    def on(self, device_type: str) -> Layer:
+    def _on(self, device_type: str) -> Layer:
         """Return the layer with its times on a device type of `times_by_type`, and without times on other types."""
         return self._with(next(of_type for of_type in self.times_by_type if of_type.type == device_type))
-
-    def with_types(self, layers: Iterable[tuple[str, Layer]]) -> Layer:
-        """Return the layer with the times of these layers, each under the name of a device type."""
-        times = (TypeTimes(name, *(getattr(layer, key) for key in _TIMES)) for name, layer in layers)
-        return replace(self, times_by_type=tuple(times))
 
     @property
     def trained_bytes(self) -> float:
@@ -243,7 +241,7 @@ class Layer:
         if self.times_by_type:
             own = replace(self, times_by_type=()).with_consistent_split()
             types = [of_type.type for of_type in self.times_by_type]
-            return own.with_types((name, self.on(name).with_consistent_split()) for name in types)
+            return timed_as(own, ((name, self._on(name).with_consistent_split()) for name in types))
         inputs, weights = self.input_gradient_s, self.weight_gradient_s
         if inputs is None or weights is None or all(map(_is_consistent, self.split_ratios)):
             return self
@@ -268,6 +266,12 @@ class Layer:
                 "give a finite number from 0 to 1e18; measure it again, or write 0",
             )
         return value if type(value) in {int, float} else float(value)  # type: ignore[return-value]
+
+
+def timed_as(layer: Layer, others: Iterable[tuple[str, Layer]]) -> Layer:
+    """Return the layer with the times of others, each under the name of a device type."""
+    times = (TypeTimes(name, *(getattr(other, key) for key in _TIMES)) for name, other in others)
+    return replace(layer, times_by_type=tuple(times))
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,13 +560,13 @@ class Profile(Presented):
         >>> replace(toy, layers=(layer,)).on("T4").layers[0].forward_s
         (3,)
         """
-        if device_type not in self.device_types:
+        if check_text("device_type", device_type) not in self.device_types:
             raise ArgumentError(
                 f"profile `{self.name}` has no times on {safe_repr(device_type)}",
                 did_you_mean(device_type, self.device_types) if self.device_types else "measure it with `hpgo profile`",
                 code="unknown_name",
             )
-        return replace(self, device=device_type, layers=tuple(layer.on(device_type) for layer in self.layers))
+        return replace(self, device=device_type, layers=tuple(layer._on(device_type) for layer in self.layers))
 
     @property
     def spread(self) -> float | None:

@@ -138,7 +138,7 @@ def meet(timeout_s: float, names: AddressNames | None = None) -> Any:
             try:
                 store = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))[0]
             except dist.DistNetworkError as failure:
-                raise (_used_port(names) if "EADDRINUSE" in str(failure) else failure) from failure
+                raise ("EADDRINUSE" in str(failure) and _used_port(names)) or failure from failure
             if _may_be_used_before():
                 store = dist.PrefixStore(f"hpgo/{_attempt(store, rank, size)}", store)
             # The store of torchrun's agent can't be another run's, and may have keys of ranks that torchrun restarted.
@@ -195,17 +195,27 @@ def _take_place(store: Any, rank: int, size: int, names: AddressNames) -> None:
         )
 
 
-def _used_port(names: AddressNames) -> RunError:
-    """Return the error of rank 0 that can't listen at its port, with the run that does if it is one of hpgo."""
+def _used_port(names: AddressNames) -> RunError | None:
+    """Return the error of rank 0 whose port another run uses. None: what listens there is not the store of a run."""
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    other = "another program"
-    with suppress(RuntimeError):  # it is not a store
-        store = dist.TCPStore(
-            host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_ASK_S)
-        )  # fmt: skip
-        other = f"another run, {store.get(_RUN).decode()}" if store.check([_RUN]) else "a run of another program"
+    found: list[str] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):  # it is not a store
+            store = dist.TCPStore(
+                host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_ASK_S)
+            )  # fmt: skip
+            known = store.check([_RUN])
+            found.append(f"another run, {store.get(_RUN).decode()}" if known else "a run of another program")
+
+    # A program that accepts connections and never answers holds up torch for longer than its timeout.
+    asks = threading.Thread(target=ask, daemon=True)
+    asks.start()
+    asks.join(2 * _ASK_S)
+    if not found:
+        return None
     return RunError(
-        f"port {port} belongs to {other}",
+        f"port {port} belongs to {found[0]}",
         f"set {names.port} to another port, on all ranks of this run",
         code="conflict",
     )
