@@ -125,8 +125,8 @@ def test_no_module_hides_a_public_function() -> None:
         "toy = hpgo.Profile.chain('toy', batch_size=1, forward_s=[1, 2], backward_s=[2, 4],"
         " activation_bytes=[1, 1], parameter_bytes=[1, 1])\n"
         "hpgo.exhaustive(toy, cluster, global_batch_size=2)\n"
-        "hpgo.merge_profiles({'T4': toy, 'A100': toy})
-hpgo.write_profile(toy, 'toy.yaml')\n"
+        "hpgo.merge_profiles({'T4': toy, 'A100': toy})\n"
+        "hpgo.write_profile(toy, 'toy.yaml')\n"
         "assert hpgo.read_profile('toy.yaml') == toy\n"
         "hpgo.schedules()\n"
         "hpgo.simulate(hpgo.schedule('1f1b', ranks=2, micro_batches=4))\n"
