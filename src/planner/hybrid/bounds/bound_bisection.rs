@@ -167,8 +167,9 @@ fn raise_by_pass(
     control: &Control,
 ) -> Spent {
     let allowed = effort.work_of_pass;
-    let rise_s = known.rise_s.unwrap_or(bounds::FIRST_RISE * known.bound_s);
-    let limit_s = limit_s.min(known.bound_s + rise_s);
+    let before_s = known.bound_s;
+    let rise_s = known.rise_s.unwrap_or(bounds::FIRST_RISE * before_s);
+    let limit_s = limit_s.min(before_s + rise_s);
     let nearer_s = known.failed_s.map(|failed_s| known.bound_s + bounds::NEXT_SHARE * (failed_s - known.bound_s));
     let limit_s = limit_s.min(nearer_s.unwrap_or(f64::INFINITY));
     let Some(found) = suffixes.relaxed_pass(limit_s, effort, control) else {
@@ -200,7 +201,8 @@ fn raise_by_pass(
         });
         known.rise_s = Some(wanted_s.min(likely_s));
         let is_hopeless = is_near_failure || likely_s < bounds::MIN_PREDICTED_RISE * known.bound_s;
-        known.is_done = shortest_s < limit_s || is_hopeless;
+        // A share of a bound of 0 is no rise, and neither is one that rounding swallows: the next pass would be this one.
+        known.is_done = shortest_s < limit_s || is_hopeless || known.bound_s <= before_s;
         if shortest_s < limit_s {
             known.insufficient_work = None; // The bound of this space is found, so more work can't raise it.
             known.refine(suffixes, effort.is_fine, allowed);
