@@ -275,6 +275,27 @@ fn the_answer_is_nearly_always_the_best_of_all_plans() {
     println!("{asked} questions: {missed} missed, {proved} proved optimal, worst gap {worst_gap:.2} %");
 }
 
+/// A share of a bound of 0 is no rise, so a search that rises in shares must notice that it does not.
+#[test]
+fn the_bound_of_layers_that_take_no_time_is_found() {
+    let config = Config { cases: 50, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let control = Control::default();
+    let outcome = runner.run(&questions(), |Question { mut graph, cluster, settings }| {
+        for measured in graph.layers.iter_mut().flat_map(|layer| &mut layer.measured) {
+            (measured.forward_s, measured.backward_s, measured.halves_s) = (0.0, 0.0, None);
+        }
+        let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
+        let bound_s = hybrid::min_step_of_all_s(&model, &cluster, &settings, f64::INFINITY, &control)
+            .map_err(|error| TestCaseError::fail(error.to_string()))?;
+        prop_assert!(bound_s >= 0.0);
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}
+
 /// What large clusters are bounded by, asked of small ones, whose placements can all be tried.
 #[test]
 #[expect(clippy::print_stdout, reason = "figures for whoever runs it with `--nocapture`")]
