@@ -104,6 +104,7 @@ _ARGUMENTS = {
     "fused_cross_entropy": "no_fused_cross_entropy",
     "fused_adam": "no_fused_adam",
     "overlap_dp_comm": "no_overlap_dp_comm",
+    "overlap_p2p_comm": "no_overlap_p2p_comm",
 }
 """Parameter of a command for each argument of a function that has another name there."""
 _KEY = re.compile(r": (the key )?`\w+`")

@@ -227,8 +227,8 @@ def check_transfers(schedule: str, *, overlap_p2p_comm: bool) -> None:
     # The order of sends and receives between the passes is only defined for one stage per device with whole backwards.
     if not overlap_p2p_comm and schedule not in SCHEDULES:
         raise ArgumentError(
-            f"schedule is {safe_repr(schedule)} and overlap_p2p_comm is False, but only plans under"
-            f" {', '.join(SCHEDULES)} have transfers without overlap",
+            f"the schedule is {safe_repr(schedule)}, but only plans under {', '.join(SCHEDULES)} have transfers without"
+            " overlap",
             f"use schedule={DEFAULT_SCHEDULE!r}, or leave out `overlap_p2p_comm`",
             code="unsupported",
         )
