@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import click
 
+from hpgo._core import __version__
 from hpgo.base.messages import similar
 from hpgo.cli.command import LazyGroup
 from hpgo.cli.framework_options import own_option, own_value
@@ -77,7 +78,7 @@ COMMANDS = {name: row for section in SECTIONS.values() for name, row in section.
 
 
 @click.command(cls=LazyGroup, table=SECTIONS)
-@click.version_option(None, "-V", "--version", package_name="hpgo")
+@click.version_option(__version__, "-V", "--version")
 def group() -> None:
     """Plan, simulate and run pipeline- and data-parallel training.
 
