@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+import re
 import signal
 import socket
 import sys
@@ -196,15 +197,20 @@ def test_schedules_are_those_of_the_options_or_told(tmp_path: Path, monkeypatch:
     assert 0 < held.bits[0] < 32, "2 samples of 38016 numbers take 1.16 s in 32 bit, and there are 250 ms"
 
 
-@pytest.mark.parametrize("lost", [*(pytest.param(rank, marks=pytest.mark.slow) for rank in (0, 1)), 2])
-def test_a_lost_rank_is_named_and_all_others_end_within_ten_seconds(lost: int, ranks: Ranks) -> None:
-    ranks.start(3, "-m", TINY, "-b", "100000", "-u", "1", "-pt", "1,24,25,48", "-r", "1,2", WINDOW_SIZE="1")
+def until_three_stream(ranks: Ranks, *options: str) -> None:
+    """Start three ranks, the last of them with the last stage, and wait until micro-batches have left it."""
+    ranks.start(3, "-m", TINY, "-b", "100000", "-u", "1", "-pt", "1,24,25,48", "-r", "1,2", *options, WINDOW_SIZE="1")
     until_s = time.monotonic() + 120
     file = ranks.folder / "rank-2/shard.csv"
     while not (file.exists() and len(file.read_text().splitlines()) > 5):
         time.sleep(0.05)
         assert time.monotonic() < until_s
         assert all(one.poll() is None for one in ranks.started)
+
+
+@pytest.mark.parametrize("lost", [*(pytest.param(rank, marks=pytest.mark.slow) for rank in (0, 1)), 2])
+def test_a_lost_rank_is_named_and_all_others_end_within_ten_seconds(lost: int, ranks: Ranks) -> None:
+    until_three_stream(ranks)
     ranks.started[lost].send_signal(signal.SIGKILL)
     begin_s = time.monotonic()
     ended = ranks.finish()
@@ -214,6 +220,17 @@ def test_a_lost_rank_is_named_and_all_others_end_within_ten_seconds(lost: int, r
     assert errors
     who = {0: f"rank 0, idle, on {HOST}", 1: f"rank 1 of stage 0 on {HOST}", 2: f"rank 2 of stage 1 on {HOST}"}[lost]
     assert all(line.startswith(f"error: {who}") for line in errors), errors
+
+
+def test_a_silent_rank_is_named_after_the_time_of_the_option(ranks: Ranks) -> None:
+    until_three_stream(ranks, "--heartbeat-timeout", "4s")
+    ranks.started[2].send_signal(signal.SIGSTOP)
+    for one in ranks.started[:2]:
+        one.wait(120)
+    ranks.started[2].send_signal(signal.SIGCONT)
+    said = "".join(err for _, _, err in ranks.finish())
+    assert re.search(rf"error: rank 2 of stage 1 on {re.escape(HOST)}, .*: no sign of life for 4 s\n", said)
+    assert "allow more time with `--heartbeat-timeout`" in said
 
 
 def test_what_rank_0_can_not_decide_ends_all(ranks: Ranks) -> None:

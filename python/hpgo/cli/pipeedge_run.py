@@ -16,6 +16,7 @@ from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.compared import percent
 from hpgo.cli.main import run
 from hpgo.cli.plan_options import SECONDS
+from hpgo.cli.processes import heartbeat_timeout
 from hpgo.cli.ranks import take_part
 from hpgo.cli.terminal import say
 from hpgo.errors import ArgumentError
@@ -122,6 +123,7 @@ class PipeEdgeRunOptions(Options):
     timeout_s: float = option(
         "--timeout", type=SECONDS, default="600s", help="Stop a run without progress for this long."
     )
+    heartbeat_timeout_s: float = heartbeat_timeout("5s")
 
 
 @takes(
@@ -165,7 +167,11 @@ def command(options: PipeEdgeRunOptions) -> None:
         monitor_mode=_mode(),
         window=_window(),
         keep=None if options.outputs is None else Path(options.outputs),
-        options={"device": options.device, "timeout_s": options.timeout_s},
+        options={
+            "device": options.device,
+            "timeout_s": options.timeout_s,
+            "silence_s": options.heartbeat_timeout_s,
+        },
     )
     # Gloo reads the interface from the environment when the process group is created.
     interface = _interface(options.socket_ifname, options.addr)
@@ -178,7 +184,9 @@ def command(options: PipeEdgeRunOptions) -> None:
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     try:
-        limits = Limits(options.timeout_s, timeout_name="--timeout", silence_name="")
+        limits = Limits(
+            options.timeout_s, options.heartbeat_timeout_s, timeout_name="--timeout", silence_name="--heartbeat-timeout"
+        )
         take_part(limits, lambda: _work(part), AddressNames("`--addr`", "`--port`"))
     except Preempted:
         if options.rank == 0:
