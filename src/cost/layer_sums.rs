@@ -316,6 +316,54 @@ impl LayerSums {
         self.measured[low].blend(&self.measured[high], low_weight, high_weight)
     }
 
+    /// Returns whether no pass of a layer and no bytes fall as samples are added.
+    #[must_use]
+    pub fn grows_with_samples(&self) -> bool {
+        let grows = |value: fn(&Totals) -> &[f64]| {
+            self.measured
+                .windows(2)
+                .all(|pair| value(&pair[0]).iter().zip(value(&pair[1])).all(|(few, many)| few <= many))
+        };
+        grows(|totals| &totals.layer_forward_s)
+            && grows(|totals| &totals.layer_backward_s)
+            && grows(|totals| &totals.layer_saved_bytes)
+            && grows(|totals| &totals.boundary_bytes)
+    }
+
+    /// Returns sums that no number of at least `samples_per_replica` samples goes below: each pass and the bytes of each
+    /// layer are the least over all of these numbers.
+    ///
+    /// They have no times of single kinds of devices, and no halves of backward passes.
+    #[must_use]
+    pub fn least_totals(&self, samples_per_replica: u32) -> Totals {
+        let Totals { mut layer_forward_s, mut layer_backward_s, mut layer_saved_bytes, mut boundary_bytes, .. } =
+            self.totals(samples_per_replica);
+        // Between measured sizes all values are on lines, and beyond the largest they rise, so the least is at one of
+        // these sizes or at the number itself.
+        for (&size, measured) in self.batch_sizes.iter().zip(&self.measured) {
+            if size > samples_per_replica {
+                let lower = |least: &mut [f64], values: &[f64]| {
+                    least.iter_mut().zip(values).for_each(|(least, &value)| *least = least.min(value));
+                };
+                lower(&mut layer_forward_s, &measured.layer_forward_s);
+                lower(&mut layer_backward_s, &measured.layer_backward_s);
+                lower(&mut layer_saved_bytes, &measured.layer_saved_bytes);
+                lower(&mut boundary_bytes, &measured.boundary_bytes);
+            }
+        }
+        Totals {
+            forward_s: self.nesting.sums_below(&layer_forward_s),
+            backward_s: self.nesting.sums_below(&layer_backward_s),
+            saved_bytes: self.nesting.sums_below(&layer_saved_bytes),
+            boundary_bytes,
+            layer_forward_s,
+            layer_backward_s,
+            layer_saved_bytes,
+            halves: None,
+            kinds: Vec::new(),
+        }
+    }
+
     /// Returns the cuts strictly inside `end`, largest number first: a stage that ends at `end` may begin at any of
     /// them.
     #[must_use]

@@ -102,6 +102,39 @@ pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
     )
 }
 
+/// Generates chains that were measured at three batch sizes, on up to twelve devices. In half of them the times of layers
+/// may fall as the batch grows, as measured ones sometimes do.
+pub(super) fn measured_at_several_sizes() -> impl Strategy<Value = RandomProblem> {
+    let factors = || prop::collection::vec((0.3..2.0, 0.3..2.0, 0.5..2.0), 6);
+    let nodes = prop_oneof![Just(vec![4, 4, 4]), Just(vec![6]), Just(vec![1; 6]), Just(vec![2, 3])];
+    (problems(), [factors(), factors()], nodes, any::<bool>()).prop_map(|(mut problem, sizes, nodes, grows)| {
+        problem.graph.layers.truncate(3);
+        problem.graph.edges.retain(|&(_, to)| to < 3);
+        problem.graph.batch_sizes = vec![1, 2, 4];
+        for (index, layer) in problem.graph.layers.iter_mut().enumerate() {
+            for factors in &sizes {
+                let (forward, backward, bytes) = factors[index];
+                let least = if grows { 1.0 } else { 0.0 };
+                let last = layer.measured[layer.measured.len() - 1];
+                let activation_bytes = last.activation_bytes * f64::max(bytes, least);
+                layer.measured.push(Measurement {
+                    forward_s: last.forward_s * f64::max(forward, least),
+                    backward_s: last.backward_s * f64::max(backward, least),
+                    activation_bytes,
+                    saved_bytes: activation_bytes,
+                    halves_s: None,
+                });
+            }
+        }
+        let Node { memory_bytes, speed, .. } = problem.cluster.nodes[0];
+        let node = |devices| Node { devices, memory_bytes, speed, kind: 0 };
+        problem.cluster.nodes = nodes.into_iter().map(node).collect();
+        problem.settings.global_batch = 12;
+        problem.settings.pipeline_micro_batch_sizes = vec![4, 6, 12];
+        problem
+    })
+}
+
 /// Generates branching graphs with few layers on small clusters.
 pub(super) fn branching() -> impl Strategy<Value = RandomProblem> {
     let edges = prop::collection::vec((0_usize..5, 0_usize..5), 0..5);

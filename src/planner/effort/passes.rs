@@ -54,7 +54,7 @@ pub(crate) const RELAXED_LABELS: u64 = 3_000_000;
 /// Limit on the labels of one relaxed pass over one micro-batch size. Not tuned.
 pub(crate) const RELAXED_LABELS_OF_PASS: usize = 150_000;
 /// Limit on the work of one relaxed pass over one micro-batch size: 0.6 s. Not tuned.
-pub(crate) const RELAXED_WORK_OF_PASS: u64 = 600_000_000;
+pub(crate) const RELAXED_WORK_OF_PASS: u64 = 2_400_000_000;
 
 // Local search runs after every pass with a new best plan, so it must end soon on large plans, too.
 

@@ -68,6 +68,9 @@ pub(crate) const NODE_RANGES: u32 = 4;
 pub(crate) const SAME_ALL_REDUCE: f64 = 0.01;
 /// Largest number of ranges of replicas that link bounds compare in pairs. Not tuned.
 pub(crate) const MAX_REPLICA_RANGES: usize = 64;
+/// Largest number of ranges of replicas that the relaxed space has at first. With 16 or 48 in place of 24, the gap of
+/// VGG-19 with 16,384 samples on 128 nodes of 8 devices is 2.6 or 16 % in place of 2.1 %.
+pub(crate) const MAX_JOINED_RANGES: usize = 24;
 /// Largest ratios of replica counts in one such range, in the order in which they are tried. The first one with few
 /// enough ranges counts. Not tuned.
-pub(crate) const RANGE_RATIOS: [f64; 6] = [1.0, 1.03, 1.07, 1.15, 1.3, 1.6];
+pub(crate) const RANGE_RATIOS: [f64; 8] = [1.0, 1.03, 1.07, 1.1, 1.15, 1.2, 1.3, 1.6];

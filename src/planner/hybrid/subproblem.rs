@@ -27,6 +27,8 @@ pub(crate) struct Subproblem<'a> {
     pub totals_index: Vec<Option<u32>>,
     /// Sums over the layers below each cut, for each number of samples that a replica may get.
     pub totals: Vec<Totals>,
+    /// Sums that no larger share goes below, for each entry of `totals`. Empty if `totals` are such sums.
+    least: Vec<Totals>,
     /// Samples per replica of each entry of `totals`.
     pub samples: Vec<u32>,
     /// Bytes of a whole micro-batch that cross each cut.
@@ -89,7 +91,13 @@ impl<'a> Subproblem<'a> {
                 }))
             })
             .collect();
+        let least = if model.grows_with_samples() {
+            Vec::new()
+        } else {
+            samples.iter().map(|&samples| model.least_totals(samples)).collect()
+        };
         Self {
+            least,
             model,
             cluster,
             settings,
@@ -103,6 +111,16 @@ impl<'a> Subproblem<'a> {
             cut_bytes: model.totals(micro_batch).boundary_bytes,
             sets: None,
         }
+    }
+
+    /// Returns sums that no share of at least the samples of `totals[index]` goes below.
+    pub(crate) fn least_totals(&self, index: u32) -> &Totals {
+        self.least.get(index as usize).unwrap_or(&self.totals[index as usize])
+    }
+
+    /// Returns whether no time and no bytes of a layer fall as a share grows.
+    pub(crate) fn grows_with_shares(&self) -> bool {
+        self.least.is_empty()
     }
 
     /// Returns the memory of the stage between two cuts. `totals` has the sums for its samples.

@@ -4,7 +4,7 @@
 //! The threshold of each micro-batch size rises until it reaches the best step or a pass exceeds its work limit. Tables
 //! alone come first: a threshold below which they leave no plan needs no pass.
 
-use crate::planner::effort::{ALL_WORK, WHOLE, WorkBudget, bounds, passes};
+use crate::planner::effort::{ALL_WORK, WHOLE, WorkBudget, bounds, passes, tables};
 use crate::planner::hybrid::{
     bounds::prefix,
     search::suffix_search::{PassResult, SuffixSearch},
@@ -51,7 +51,7 @@ impl BoundProgress {
     /// Continues in the refined space, if that may raise the bound and its passes are likely to be complete.
     fn refine(&mut self, suffixes: &mut SuffixSearch<'_>, is_fine: bool, allowed: u64) {
         let is_affordable = self.completed.is_some_and(|(_, work)| bounds::REFINED_FACTOR * work <= allowed);
-        if is_fine && is_affordable && suffixes.refine() {
+        if (is_fine || suffixes.has_joined_ranges()) && is_affordable && suffixes.refine() {
             self.reopen();
             self.rise_s = Some(bounds::REFINED_RISE * self.bound_s);
         }
@@ -229,12 +229,24 @@ pub fn min_step_s(
 ) -> Result<f64> {
     settings.check()?;
     cluster.check()?;
+    Ok(min_step_of_ranges_s(model, cluster, settings, (below_s, tables::MAX_JOINED_RANGES), control))
+}
+
+/// Returns the bound of [`min_step_s`] for valid input. The relaxed spaces begin with at most about `max_ranges` ranges
+/// of replica counts.
+pub(super) fn min_step_of_ranges_s(
+    model: &LayerSums,
+    cluster: &Cluster,
+    settings: &Settings,
+    (below_s, max_ranges): (f64, usize),
+    control: &Control,
+) -> f64 {
     let mut sizes: Vec<(SuffixSearch<'_>, BoundProgress)> = Subproblem::all(model, cluster, settings)
         .into_iter()
-        .map(|task| (SuffixSearch::relaxed(task), BoundProgress::default()))
+        .map(|task| (SuffixSearch::relaxed(task, max_ranges), BoundProgress::default()))
         .collect();
     let mut each: Vec<(&mut SuffixSearch<'_>, &mut BoundProgress)> =
         sizes.iter_mut().map(|(suffixes, known)| (suffixes, known)).collect();
     raise(&mut each, below_s, WHOLE.within(ALL_WORK / 2).relaxed(true), control);
-    Ok(sizes.iter().map(|(_, known)| known.bound_s).fold(below_s, f64::min))
+    sizes.iter().map(|(_, known)| known.bound_s).fold(below_s, f64::min)
 }

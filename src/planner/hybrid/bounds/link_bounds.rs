@@ -73,7 +73,7 @@ impl Links {
             widest: cluster.nodes.iter().map(|node| node.devices).max().unwrap_or(1),
             cluster,
             whole,
-            groups: grouped(&spans),
+            groups: joined(&spans, tables::MAX_REPLICA_RANGES),
             spans,
             nearest: OnceLock::new(),
         }
@@ -330,8 +330,8 @@ impl<'p> SpreadPair<'p> {
     }
 }
 
-/// Joins neighboring ranges until at most [`tables::MAX_REPLICA_RANGES`] are left.
-fn grouped(spans: &[Span]) -> Vec<Span> {
+/// Joins neighboring ranges of replica counts until at most `max` are left.
+pub(crate) fn joined(spans: &[Span], max: usize) -> Vec<Span> {
     let mut groups: Vec<Span> = Vec::new();
     for max_ratio in tables::RANGE_RATIOS {
         groups.clear();
@@ -341,7 +341,7 @@ fn grouped(spans: &[Span]) -> Vec<Span> {
                 _ => groups.push(span),
             }
         }
-        if groups.len() <= tables::MAX_REPLICA_RANGES {
+        if groups.len() <= max {
             break;
         }
     }

@@ -15,7 +15,7 @@ use crate::planner::effort::{passes, tables};
 use crate::planner::hybrid::{
     bounds::{
         device_classes::{DeviceClass, Units, device_classes},
-        link_bounds::{Links, Span, Spread},
+        link_bounds::{Links, Span, Spread, joined},
     },
     placement::placement_space::{CostClasses, PlacementMove, Placements},
     subproblem::Subproblem,
@@ -38,17 +38,26 @@ enum Last {
     Spread(Spread),
 }
 
+/// How far ranges of replica counts are split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ranges {
+    /// Counts that give about the same samples are one range, so that a large cluster has few moves.
+    Joined,
+    /// A range has all counts with which the largest share of a micro-batch has the same number of samples.
+    OfSamples,
+    /// No range ends much above its smallest count.
+    Split,
+}
+
 /// Number of free devices of each class.
 type Free = [u32; tables::MAX_DEVICE_CLASSES];
 
 /// Situations that the search has reached, and moves between them.
 pub(crate) struct Relaxed {
     links: Links,
-    /// Ranges of replica counts, each of which is one move. At first, a range has all counts with which the largest
-    /// share of a micro-batch has the same number of samples.
+    /// Ranges of replica counts, each of which is one move.
     spans: Vec<Span>,
-    /// Whether [`Relaxed::refine`] has split these ranges.
-    is_fine: bool,
+    ranges: Ranges,
     /// Classes of devices. The first one has all devices.
     classes: Vec<DeviceClass>,
     /// Whole numbers, about in proportion to speed, as which devices count in the prefix tables.
@@ -68,14 +77,18 @@ pub(crate) struct Relaxed {
 }
 
 impl Relaxed {
-    /// Returns the space with situation 0, in which all devices are free.
-    pub(crate) fn new(task: &Subproblem<'_>) -> Self {
+    /// Returns the space with situation 0, in which all devices are free, and at most about `max_ranges` ranges of
+    /// replica counts.
+    pub(crate) fn new(task: &Subproblem<'_>, max_ranges: usize) -> Self {
         let classes = device_classes(task.cluster);
         let links = Links::new(task, false);
+        // A move costs what the largest count of its range costs. That is the least only if no smaller share costs more.
+        let max_ranges = if task.grows_with_shares() { max_ranges } else { usize::MAX };
+        let spans = joined(&links.spans, max_ranges);
         let mut space = Self {
-            spans: links.spans.clone(),
+            ranges: if spans.len() < links.spans.len() { Ranges::Joined } else { Ranges::OfSamples },
+            spans,
             links,
-            is_fine: false,
             situations: Vec::new(),
             index: FxHashMap::default(),
             lasts: vec![Last::Nothing],
@@ -93,17 +106,27 @@ impl Relaxed {
         space
     }
 
-    /// Splits ranges of replicas with the same samples each, which may raise the bound of further passes. Situations
-    /// that were reached stay valid.
+    /// Splits ranges of replicas, which may raise the bound of further passes. Situations that were reached stay valid.
     pub(crate) fn refine(&mut self) {
-        self.is_fine = true;
-        self.spans = self.links.spans.iter().flat_map(|&span| parts(span)).collect();
+        (self.ranges, self.spans) = match self.ranges {
+            Ranges::Joined => (Ranges::OfSamples, self.links.spans.clone()),
+            _ => (Ranges::Split, self.links.spans.iter().flat_map(|&span| parts(span)).collect()),
+        };
         self.moves.clear();
+    }
+
+    /// Returns whether ranges have counts with other samples.
+    pub(crate) fn has_joined_ranges(&self) -> bool {
+        self.ranges == Ranges::Joined
     }
 
     /// Returns whether refining would split this range of replicas.
     pub(crate) fn is_joined(&self, span: Span) -> bool {
-        !self.is_fine && parts(span).nth(1).is_some()
+        match self.ranges {
+            Ranges::Joined => !self.links.spans.contains(&span) || parts(span).nth(1).is_some(),
+            Ranges::OfSamples => parts(span).nth(1).is_some(),
+            Ranges::Split => false,
+        }
     }
 
     /// Returns the index of a stage placed last.
@@ -202,6 +225,15 @@ impl Placements for Relaxed {
 
     fn rest(&self, situation: u32) -> (Free, u32) {
         self.situations[situation as usize]
+    }
+
+    fn rivals(&self, situation: u32) -> u32 {
+        self.situations[situation as usize].1
+    }
+
+    fn leaves_as_much(&self, one: u32, other: u32) -> bool {
+        let [one, other] = [one, other].map(|situation| self.situations[situation as usize].0);
+        one.iter().zip(other).all(|(one, other)| *one >= other)
     }
 
     fn free(&self, (free, _): (Free, u32)) -> u32 {

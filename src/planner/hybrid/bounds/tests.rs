@@ -4,6 +4,7 @@
 use crate::planner::effort::tables::{self, Resolution};
 use crate::planner::hybrid::{
     bounds::{
+        bound_bisection::min_step_of_ranges_s,
         device_classes::Units,
         nested_stages::sums_s,
         paths::{Middle, PathStage, Paths},
@@ -25,7 +26,9 @@ use crate::control::Control;
 use crate::cost::network::Cluster;
 use crate::cost::{self, LayerSums, Pace};
 use crate::model::states::{CutPoints, DEFAULT_BOUND};
-use crate::planner::random_problems::{RandomProblem, branching, far_apart, few_layers_on_many_devices, problems};
+use crate::planner::random_problems::{
+    RandomProblem, branching, far_apart, few_layers_on_many_devices, measured_at_several_sizes, problems,
+};
 use crate::schedule::{Kind, one_f_one_b};
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
 
@@ -345,6 +348,34 @@ proptest! {
                 .expect("the search is never stopped");
             let bound_s = front.whole_s();
             prop_assert!(!is_its_own || at_most(bound_s, best.step_s), "{bound_s} s, {} s by {plan:?}", best.step_s);
+        }
+    }
+
+    #[test]
+    fn no_bound_of_joined_replica_counts_is_above_the_best_of_all_plans(
+        problem in measured_at_several_sizes(),
+        max_ranges in 1_usize..4,
+        max_work in prop_oneof![Just(1.0), Just(1e3), Just(1e5)],
+        above in prop_oneof![Just(1.0 + 1e-6), Just(1.3)],
+    ) {
+        let RandomProblem { graph, cluster, settings, .. } = problem;
+        let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("a chain"));
+        let control = Control::default();
+        for &micro_batch in &settings.pipeline_micro_batch_sizes {
+            let settings = Settings { pipeline_micro_batch_sizes: vec![micro_batch], ..settings.clone() };
+            let Ok((plan, best, _)) = exhaustive(&model, &cluster, &settings, &control) else { continue };
+            let below_s = above * best.step_s;
+            let bound_s = min_step_of_ranges_s(&model, &cluster, &settings, (below_s, max_ranges), &control);
+            prop_assert!(at_most(bound_s, best.step_s), "{bound_s} s, {} s by {plan:?}", best.step_s);
+            // A low limit on the work of tables joins replica counts that give very different samples.
+            let detail = Resolution { max_work, ..tables::BISECTION_RESOLUTION };
+            for task in Subproblem::all(&model, &cluster, &settings) {
+                let links = crate::planner::hybrid::bounds::link_bounds::Links::new(&task, false);
+                let front = PrefixBounds::with(&task, &links, below_s, usize::MAX, detail, &control)
+                    .expect("the search is never stopped");
+                let bound_s = front.whole_s();
+                prop_assert!(at_most(bound_s, best.step_s), "{bound_s} s, {} s by {plan:?}", best.step_s);
+            }
         }
     }
 

@@ -99,6 +99,17 @@ pub(crate) trait Placements {
     /// Returns the free devices of a situation. Situation 0 is the empty cluster.
     fn rest(&self, situation: u32) -> Self::FreeDevices;
 
+    /// Returns the number of a set of situations. In all of them, each move costs the same and leads into one set.
+    fn rivals(&self, situation: u32) -> u32 {
+        situation
+    }
+
+    /// Returns whether every row of moves that is possible in the situation `other` is possible in `one`, too. Both
+    /// are of one set of [`Placements::rivals`].
+    fn leaves_as_much(&self, one: u32, other: u32) -> bool {
+        one == other
+    }
+
     /// Returns the number of free devices.
     fn free(&self, rest: Self::FreeDevices) -> u32;
 

@@ -1,7 +1,7 @@
 //! Labels of a pass: suffixes of the pipeline, with a dominance check among them.
 
 use crate::planner::effort::{passes, work};
-use crate::planner::hybrid::bounds::paths::Paths;
+use crate::planner::hybrid::{bounds::paths::Paths, placement::placement_space::Placements};
 use rustc_hash::FxHashMap;
 
 /// A suffix of the pipeline: its stages from some cut to the model's end.
@@ -29,7 +29,8 @@ pub(crate) struct Label {
     pub move_index: u32,
 }
 
-/// Labels with equal `(situation, stages, range in flight)` compete: they have the same completions at the same costs.
+/// Labels with equal `(situations, stages, range in flight)` compete: what completes one may complete another, at the
+/// same costs. More stages than micro-batches count as that many, since their numbers in flight grow no further.
 type Bucket = (u32, u32, (u32, u32));
 
 /// All labels of a pass. The indices of labels that are not dominated are in `waiting` and `complete`.
@@ -57,7 +58,7 @@ impl Labels {
     }
 
     /// Adds a label unless a competing label dominates it, and drops competing labels that it dominates.
-    pub(crate) fn add(&mut self, label: Label) {
+    pub(crate) fn add(&mut self, label: Label, space: &impl Placements) {
         let count = self.micro_batches;
         let id = self.all.len() as u32;
         // Complete labels never compete: no stage follows, so their bound is final.
@@ -70,16 +71,22 @@ impl Labels {
             }
             return;
         }
+        let in_flight = (label.min_in_flight, label.max_in_flight);
         let rivals = self.waiting[label.cut as usize]
-            .entry((label.situation, label.stages, (label.min_in_flight, label.max_in_flight)))
+            .entry((space.rivals(label.situation), label.stages.min(count), in_flight))
             .or_default();
         self.work += work::COMPARE_LABELS * rivals.len() as u64;
+        let dominates = |one: &Label, other: &Label| {
+            one.stages <= other.stages
+                && space.leaves_as_much(one.situation, other.situation)
+                && one.paths.dominates(&other.paths, count)
+        };
         // Equal labels dominate each other. The earlier one stays, so dominance never runs in a circle, as the proof
         // needs.
-        if rivals.iter().any(|&rival| self.all[rival as usize].paths.dominates(&label.paths, count)) {
+        if rivals.iter().any(|&rival| dominates(&self.all[rival as usize], &label)) {
             return;
         }
-        rivals.retain(|&rival| !label.paths.dominates(&self.all[rival as usize].paths, count));
+        rivals.retain(|&rival| !dominates(&label, &self.all[rival as usize]));
         rivals.push(id);
         self.all.push(label);
     }

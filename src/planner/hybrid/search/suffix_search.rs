@@ -9,7 +9,7 @@
 //! With a beam, only the most promising labels of each cut go on. The smallest bound among the others then limits what
 //! the pass has proved (docs/proofs.md#a-pass).
 
-use crate::planner::effort::{WorkBudget, passes, work};
+use crate::planner::effort::{WorkBudget, passes, tables, work};
 use crate::planner::hybrid::{
     bounds::{
         link_bounds::{Links, Span},
@@ -77,13 +77,14 @@ pub(crate) struct SuffixSearch<'a> {
 impl<'a> SuffixSearch<'a> {
     pub(crate) fn new(task: Subproblem<'a>) -> Self {
         let space = Space::new(&task);
-        let relaxed = (!space.exact).then(|| Relaxed::new(&task));
+        let relaxed = (!space.exact).then(|| Relaxed::new(&task, tables::MAX_JOINED_RANGES));
         Self { task, space, relaxed, relaxed_plans: Vec::new(), is_open: false }
     }
 
-    /// Returns a search that has a relaxed space in any case, for bounds alone.
-    pub(crate) fn relaxed(task: Subproblem<'a>) -> Self {
-        let relaxed = Relaxed::new(&task);
+    /// Returns a search that has a relaxed space in any case, for bounds alone, which begins with at most about
+    /// `max_ranges` ranges of replica counts.
+    pub(crate) fn relaxed(task: Subproblem<'a>, max_ranges: usize) -> Self {
+        let relaxed = Relaxed::new(&task, max_ranges);
         Self { relaxed: Some(relaxed), ..Self::new(task) }
     }
 
@@ -115,6 +116,11 @@ impl<'a> SuffixSearch<'a> {
     pub(crate) fn refine(&mut self) -> bool {
         let is_open = std::mem::take(&mut self.is_open);
         self.relaxed.as_mut().filter(|_| is_open).map(Relaxed::refine).is_some()
+    }
+
+    /// Returns whether the relaxed space joins replica counts that differ in samples.
+    pub(crate) fn has_joined_ranges(&self) -> bool {
+        self.relaxed.as_ref().is_some_and(Relaxed::has_joined_ranges)
     }
 
     /// Runs a pass over the relaxed space. Returns `None` where the search space has every placement.
@@ -231,7 +237,7 @@ impl<S: Placements> Pass<'_, '_, S> {
         if root_bound_s < self.threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
             let bound_s = root_bound_s;
-            labels.add(Label {
+            let root = Label {
                 paths,
                 bound_s,
                 cut,
@@ -242,7 +248,8 @@ impl<S: Placements> Pass<'_, '_, S> {
                 recompute: false,
                 parent: ROOT,
                 move_index: 0,
-            });
+            };
+            labels.add(root, self.space);
         }
         let task = self.task;
         // A stage has at least one layer, so labels are only added at smaller cuts, and the labels of a cut are
@@ -387,7 +394,7 @@ impl<S: Placements> Pass<'_, '_, S> {
                         if begin == 0 && !S::IS_REAL {
                             self.threshold_s = self.threshold_s.min(bound_s);
                         }
-                        labels.add(Label {
+                        let label = Label {
                             paths,
                             bound_s,
                             cut: begin as u32,
@@ -398,7 +405,8 @@ impl<S: Placements> Pass<'_, '_, S> {
                             recompute,
                             parent: id,
                             move_index,
-                        });
+                        };
+                        labels.add(label, self.space);
                     }
                 }
             }

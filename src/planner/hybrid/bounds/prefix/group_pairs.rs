@@ -106,7 +106,7 @@ impl TableBuilder<'_> {
     /// Returns the largest numbers of micro-batches in flight of a stage that fit devices of a class.
     fn fitting(&self, bucket: &ReplicaBucket, usage: &BucketUsage, stage: (usize, usize)) -> Fitting {
         let task = self.task;
-        let totals = &task.totals[bucket.totals_index as usize];
+        let totals = bucket.totals(task);
         task.memory(totals, stage, bucket.max_replicas).fitting(task.micro_batches, usage.memory_bytes)
     }
 
@@ -141,7 +141,7 @@ impl TableBuilder<'_> {
     pub(super) fn group_pair(&self, to: usize, bucket: &ReplicaBucket, ends: &[StagesEndingAt]) -> GroupPair {
         let task = self.task;
         let (model, micro_batches) = (task.model, f64::from(task.micro_batches));
-        let totals = &task.totals[bucket.totals_index as usize];
+        let totals = bucket.totals(task);
         let overlap = task.settings.overlap_sync;
         let mut minima = GroupPair::new(to + 1, bucket);
         let fastest = bucket.usages.iter().map(|usage| usage.speed).fold(0.0, f64::max);

@@ -4,13 +4,16 @@
 //! and has the work, the transfers and the sharded optimizer of the largest (docs/proofs.md, *Devices that differ*).
 
 use super::adjacency::StageAdjacency;
+use crate::cost::Totals;
 use crate::cost::network::Rate;
 use crate::planner::hybrid::{bounds::device_classes::DeviceClass, subproblem::Subproblem};
 
 /// Replica counts that give their devices about the same samples of a micro-batch.
 pub(super) struct ReplicaBucket {
-    /// Index into `Subproblem::totals` of the layer sums at the largest count, the shortest of the bucket.
+    /// Index into `Subproblem::totals` of the layer sums at the largest count.
     pub(super) totals_index: u32,
+    /// Whether counts with other samples are in the bucket, too.
+    is_joined: bool,
     /// Smallest count, which leaves most devices to other stages and has the shortest all-reduce.
     pub(super) min_replicas: u32,
     /// Largest count, which has the shortest transfers and the smallest shards of the optimizer.
@@ -58,6 +61,11 @@ impl BucketUsage {
 }
 
 impl ReplicaBucket {
+    /// Returns layer sums that those of no count of the bucket go below.
+    pub(super) fn totals<'t>(&self, task: &'t Subproblem<'_>) -> &'t Totals {
+        if self.is_joined { task.least_totals(self.totals_index) } else { &task.totals[self.totals_index as usize] }
+    }
+
     /// Returns the buckets of a subproblem. Replica counts of one bucket differ by at most the factor `max_ratio`,
     /// unless they give the same samples.
     pub(super) fn all(task: &Subproblem<'_>, classes: &[(DeviceClass, Vec<(u32, u32)>)], max_ratio: f64) -> Vec<Self> {
@@ -69,9 +77,11 @@ impl ReplicaBucket {
                 // Work of the largest count on the devices of the smallest: both only lower the bound.
                 Some(bucket) if f64::from(count) <= max_ratio * f64::from(bucket.min_replicas) => {
                     (bucket.max_replicas, bucket.totals_index) = (count, totals_index);
+                    bucket.is_joined = true;
                 }
                 _ => buckets.push(Self {
                     totals_index,
+                    is_joined: false,
                     min_replicas: count,
                     max_replicas: count,
                     usages: Vec::new(),

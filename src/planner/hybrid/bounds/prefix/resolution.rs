@@ -102,7 +102,7 @@ impl TableBuilder<'_> {
         }
         let mut buckets = std::mem::take(&mut self.buckets);
         for bucket in &mut buckets {
-            let each_s = layers_s(self.task, &self.task.totals[bucket.totals_index as usize]);
+            let each_s = layers_s(self.task, bucket.totals(self.task));
             let times = each_s.iter().zip(&self.min_s).filter(|(_, min_s)| **min_s > 0.0);
             bucket.min_slowdown = times.map(|(each_s, min_s)| each_s / min_s).reduce(f64::min).unwrap_or(1.0);
             bucket.adjacencies = bucket.find_adjacencies(links, self.placement_cases);
@@ -133,7 +133,7 @@ impl TableBuilder<'_> {
             let (lowest, highest) = self.axes.device_levels.of_group[to];
             let end = groups[to][0];
             for bucket in &self.buckets {
-                let totals = &self.task.totals[bucket.totals_index as usize];
+                let totals = bucket.totals(self.task);
                 for usage in bucket.usages.iter().filter(|usage| usage.first_level.max(lowest) <= highest) {
                     for from in (0..to).rev() {
                         let begin = groups[from][groups[from].len() - 1];
@@ -200,7 +200,7 @@ impl TableBuilder<'_> {
         let micro_batches = f64::from(task.micro_batches);
         let every = (task.model.pairs() * self.buckets.len()).div_ceil(tables::WORK_SAMPLE).max(1);
         self.buckets.iter().any(|bucket| {
-            let totals = &task.totals[bucket.totals_index as usize];
+            let totals = bucket.totals(task);
             (1..task.model.cuts()).step_by(every).any(|end| {
                 task.model.begins(end).any(|begin| {
                     let begin = begin as usize;
