@@ -89,6 +89,7 @@ wheel: build
 	cd target/dist && venv/bin/pip wheel --quiet --disable-pip-version-check --constraint ../../constraints.txt --no-deps *.tar.gz
 	target/dist/venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt target/dist/*-abi3-*.whl
 	cd target/dist && venv/bin/python -c "import HPGO; HPGO.devices_from_seps([8, 16])"
+	cd target/dist && venv/bin/hpgo --version
 	cd target/dist && venv/bin/hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
 	test -f target/dist/venv/share/man/man1/hpgo-plan.1
 
@@ -106,7 +107,7 @@ release-check: wheel
 # Tags this commit, which makes the workflow build all wheels, attest where they come from, and publish them.
 release: release-check
 	git diff --quiet HEAD
-	git tag "v$$($(RELEASED)/bin/hpgo --version | cut -d ' ' -f 2)"
+	git tag "v$$($(RELEASED)/bin/hpgo --version | cut -d ' ' -f 3)"
 	git push origin --tags
 
 bench: build

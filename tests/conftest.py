@@ -49,7 +49,7 @@ def reference() -> Path:
 @pytest.fixture(scope="session")
 def transformers() -> Any:
     """Hugging Face's transformers, whose models tests compare with."""
-    pytest.importorskip("torch", reason="torch is not installed: pip install 'hpgo[torch]'")
+    pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     package = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
     package.logging.set_verbosity_error()
     return package

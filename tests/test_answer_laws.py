@@ -432,7 +432,7 @@ def test_simulated_runs_keep_the_laws(seed: int) -> None:
 @given(SEEDS)
 def test_both_columns_of_the_report_of_a_run_keep_the_laws(seed: int) -> None:
     """`hpgo run` sets a predicted breakdown beside a measured one; one process emulates its device here."""
-    pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install torch")
     random = Random(seed)
     took_s = [random.uniform(1e-5, 1e-4) for _ in range(random.randint(1, 3))]
     one = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=10)

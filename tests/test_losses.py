@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import hpgo
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'hpgo[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
 from refusals import refused  # noqa: E402
 from torch import nn  # noqa: E402 -- needs torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 import check_release
 import pytest
 import yaml
+from click.testing import CliRunner
 
 import hpgo
+import hpgo.cli.main
 
 ROOT = Path(__file__).parent.parent
 
@@ -102,3 +105,21 @@ def test_the_name_on_the_index_is_nobody_elses() -> None:
     # The index compares names without case and dashes, and has the original HPGO.
     assert re.sub(r"[-_.]+", "-", project["name"]).lower() not in {"hpgo", "h-p-g-o"}
     assert project["name"] in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_version_is_told_without_the_name_of_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The distribution is named otherwise than the package, and a folder on PYTHONPATH has none.
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    for name in ("version", "distribution", "metadata"):
+        monkeypatch.setattr(importlib.metadata, name, missing)
+    done = CliRunner().invoke(hpgo.cli.main.group, ["--version"], prog_name="hpgo")
+    assert (done.exit_code, done.stdout) == (0, f"hpgo, version {hpgo.__version__}\n")
+
+
+def test_a_release_is_tagged_with_its_version() -> None:
+    (command,) = re.findall(r"^\tgit tag (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    command = command.replace("$(RELEASED)/bin/hpgo", f"'{sys.executable}' -m hpgo").replace("$$", "$")
+    done = subprocess.run(["sh", "-c", f"echo {command}"], check=True, capture_output=True, text=True)
+    assert done.stdout == f"v{hpgo.__version__}\n"

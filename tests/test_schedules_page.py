@@ -49,19 +49,19 @@ def shown(tab) -> Picture:
 
 def test_the_page_draws_as_fields_change_and_the_address_carries_them(tab, browser, server) -> None:
     tab.goto(server)
-    assert "33 s" in tab.locator("table").inner_text()
+    assert "33 s" in tab.locator("#words table").inner_text()
     tab.get_by_label("Micro-batches").fill("12")
     tab.wait_for_url("**num_batches=12**")
     tab.get_by_label("zb_h1").check()
     tab.wait_for_url("**zb_h1**")
     settled(tab)
     assert "num_batches=12" in tab.url
-    table = tab.locator("table").inner_text()
+    table = tab.locator("#words table").inner_text()
     assert "45 s" in table
     assert "zb_h1" in table
     again = browser.new_page()
     again.goto(tab.url)
-    assert again.locator("table").inner_text() == table
+    assert again.locator("#words table").inner_text() == table
     assert again.get_by_label("Micro-batches").input_value() == "12"
     assert again.get_by_label("zb_h1").is_checked()
     assert shown(again).state("visible") == 2 * 12 * 4 * 2 + 12 * 4
@@ -92,7 +92,7 @@ def test_the_page_works_without_scripts(browser, server) -> None:
     page.get_by_label("Ranks").fill("2")
     page.get_by_role("button", name="Draw").click()
     page.wait_for_url("**num_stages=2**")  # and for what it loads
-    assert "27 s" in page.locator("table").inner_text()
+    assert "27 s" in page.locator("#words table").inner_text()
     assert page.evaluate("document.querySelector('noscript img').naturalWidth") == 1200
     assert not page.locator("iframe").is_visible()
     page.close()
@@ -271,6 +271,28 @@ def test_the_keyboard_alone_goes_from_the_fields_into_the_picture(tab, server) -
     assert not picture.tab.locator("#tip").is_visible()
 
 
+def test_a_tall_window_has_the_figures_of_each_rank_below_the_picture(browser, server) -> None:
+    page = browser.new_page(viewport={"width": 1440, "height": 2000})
+    page.goto(f"{server}?schedule=1f1b&schedule=zb_h1&activation_bytes=1GB")
+    picture = shown(page)
+    # All rows have their largest height, and what is below them begins at once.
+    assert picture.state("view")["rowPx"] > 75
+    view, ranks = (page.locator(name).bounding_box() for name in ("#view", "#ranks"))
+    assert view["y"] + view["height"] < ranks["y"] < ranks["y"] + ranks["height"] < 2000
+    for number, name in enumerate(("1f1b", "zb_h1")):
+        measures = hpgo.simulate(hpgo.schedule(name, ranks=4, micro_batches=8)).measures
+        table = page.locator("#ranks table").nth(number)
+        assert table.locator("caption").inner_text() == name
+        busy = table.locator("tr td:nth-child(2)").all_inner_texts()
+        assert busy == [format_seconds(busy_s) for busy_s in measures.busy_s]
+    assert "peak memory" in page.locator("#ranks").inner_text()
+    assert axe.found(page) == []
+    page.goto(f"{server}?num_stages=65&num_batches=65")
+    shown(page)
+    assert not page.locator("#ranks").count()
+    page.close()
+
+
 @pytest.mark.parametrize("screen", ["tab", "phone"])
 def test_axe_finds_nothing_on_the_page(request, server, screen: str) -> None:
     page = request.getfixturevalue(screen)
@@ -299,7 +321,7 @@ def test_the_page_prints_its_table_and_a_light_picture(tab, server) -> None:
     assert (0xCA, 0xCC, 0xCF) in {tuple(printed["bubble"][at : at + 3]) for at in range(0, 80, 4)}
     assert printed["pixels"] == 3 * 720
     tab.emulate_media(media="print")
-    assert tab.locator("table").is_visible()
+    assert tab.locator("#words table").is_visible()
     assert tab.locator("#picture").is_visible()
     assert not tab.get_by_label("Ranks").is_visible()
     assert not tab.get_by_role("link", name="SVG").is_visible()
@@ -314,7 +336,7 @@ def test_a_plan_is_loaded_in_the_page_and_drawn(tab, server, tmp_path) -> None:
     assert "plan=" in tab.url
     assert tab.locator("select[name=plan] option:checked").inner_text() == "vgg19.plan.json"
     tab.reload()
-    assert format_seconds(plan.step_s) in tab.locator("table").inner_text()
+    assert format_seconds(plan.step_s) in tab.locator("#words table").inner_text()
     tab.get_by_role("link", name="plan's page").click()
     tab.locator("#headline", has_text="vgg-19 on dapple-c").wait_for()
     tab.go_back()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from hpgo.base.quoting import filled
+from hpgo.base.units import format_bytes, format_seconds
 from hpgo.draw import ENDINGS
 from hpgo.errors import HpgoError
 from hpgo.page.settings import LABELS, RENAMED, TRANSFERS, settings_of
@@ -29,6 +30,8 @@ _PLANS = (
 _OWN = "Dashed fields show its own numbers; choose none to type them."
 _EXPORTS = {".json": "Perfetto trace", ".txt": "plain text", ".tex": "TikZ"}
 """Names of export formats that are not known by their ending."""
+_MAX_RANK_ROWS = 64
+"""Ranks, over all schedules, up to which the page lists each one. Longer lists are harder to read than the picture."""
 
 
 def page(
@@ -63,7 +66,7 @@ def _mistake(error: HpgoError) -> dict[str, str]:
     field = _blamed(error)
     way = f' <a class="to" href="#{field}">Go to {escape(LABELS[field])}</a>' if field else ""
     words = f'<p class="error" role="alert"><b>{escape(error.message)}</b><br>{escape(error.hint)}{way}</p>'
-    return {"TITLE": "hpgo", "WORDS": words, "ROWS": "0", "PICTURE": "", "MORE": "", "SAID": ""}
+    return {"TITLE": "hpgo", "WORDS": words, "ROWS": "0", "PANELS": "0", "PICTURE": "", "MORE": "", "SAID": ""}
 
 
 def _result(items: Sequence[tuple[str, str]], drawn: Sequence[Timeline]) -> dict[str, str]:
@@ -96,15 +99,41 @@ def _result(items: Sequence[tuple[str, str]], drawn: Sequence[Timeline]) -> dict
         '<p><span id="export">Export as</span> <span class="exports" role="group" aria-labelledby="export">'
         f'{exports}</span></p><p><button type="button" id="copy">Copy address</button> '
         f'<a href="{picture}" target="_blank" rel="noopener">Open the picture in a tab of its own</a></p>'
+        f"{_ranks_tables(drawn)}"
     )
     return {
         "TITLE": f"{escape(title)} – hpgo",
         "WORDS": words,
         "ROWS": str(sum(timeline.ranks + 2 for timeline in drawn)),
+        "PANELS": str(len(drawn)),
         "PICTURE": frame,
         "MORE": more,
         "SAID": escape(said),
     }
+
+
+def _ranks_tables(drawn: Sequence[Timeline]) -> str:
+    """Return a table for each schedule, with the figures of each of its ranks."""
+    from hpgo.draw.facts import names, rank_name
+
+    if sum(timeline.ranks for timeline in drawn) > _MAX_RANK_ROWS:
+        return ""
+    tables = []
+    for label, timeline in zip(names(drawn, ()), drawn, strict=True):
+        measures, memory = timeline.measures, timeline.measures.peak_memory_bytes
+        heading = [timeline.row, "busy", "bubble", "activations held", *(["peak memory"] if memory else [])]
+        rows = ""
+        for rank, busy_s in enumerate(measures.busy_s):
+            idle = 1 - busy_s / timeline.makespan_s if timeline.makespan_s else 0.0
+            held = measures.peak_in_flight[rank] / timeline.virtual_stages_per_rank
+            cells = [format_seconds(busy_s), f"{100 * idle:.1f} %", f"{held:g}"]
+            cells += [format_bytes(memory[rank])] if memory else []
+            body = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+            rows += f'<tr><th scope="row">{escape(rank_name(timeline, rank))}</th>{body}</tr>'
+        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heading)
+        tables.append(f"<table><caption>{escape(label)}</caption><tr>{head}</tr>{rows}</table>")
+    opening = '<div class="wide" id="ranks" tabindex="0" role="group" aria-label="Figures of each row">'
+    return f"{opening}{''.join(tables)}</div>"
 
 
 def _notes(drawn: Sequence[Timeline]) -> str:
