@@ -1,4 +1,4 @@
-"""`hpgo llm plan` on machines that differ: the report of `hpgo.llm.mixed.plan.plan_mixed_llm`."""
+"""`hpgo llm plan` on machines that differ: the report of `hpgo.plan_mixed_llm`."""
 
 from __future__ import annotations
 

@@ -179,8 +179,9 @@ def mixed_problem(
         raise ClusterError(
             f"all nodes of cluster `{shorten(mixed.name)}` are equal", "plan it with `hpgo.plan_llm`", code="mismatch"
         )
-    check_int("global_batch_size", global_batch_size)
-    check_positions(model, check_int("seq_length", seq_length))
+    global_batch_size = check_int("global_batch_size", global_batch_size)
+    seq_length = check_int("seq_length", seq_length)
+    check_positions(model, seq_length)
     choice("precision", precision, get_args(Precision))
     row, _ = framework_support(_KERNELS)
     kinds = []
@@ -251,8 +252,8 @@ def plan_mixed_llm(
     answer = MixedPlanSearch(
         transformer=problem.model,
         cluster=mixed,
-        global_batch_size=global_batch_size,
-        seq_length=seq_length,
+        global_batch_size=problem.global_batch_size,
+        seq_length=problem.seq_length,
         precision=precision,
         pipeline=None if pipeline.best is None else _pipeline_plan(pipeline, pipeline.best),
         shares=() if replicas is None else _shares(problem, replicas),
