@@ -348,6 +348,9 @@ def test_kinds_of_a_file_and_of_names(tmp_path: Path) -> None:
     assert MixedCluster.read("h100:2").parts == (Cluster.preset("h100:2"),)
     with refused(ClusterError, "invalid_cluster", 5, 4):
         MixedCluster.read("h100:1+a100:1+h200:1+b200:1+l40s:1")
+    assert MixedCluster.read("h100:2 + a100:1").parts == MixedCluster.read("h100:2+a100:1").parts
+    with refused(ClusterError, "invalid_cluster", "h100+"):
+        MixedCluster.read("h100+")
     with refused(ClusterError, "duplicate", "h100"):
         MixedCluster("twice", (part("h100", 2, 80e9), part("h100", 4, 80e9)))
 

@@ -268,7 +268,7 @@ def size_llm(
         progress: called with the share of the search that is done, and a remark.
 
     Ctrl-C ends the search with the points that it has. Raises ArgumentError for unknown kinds and for numbers out of
-    range, and what `plan_llm` raises for fixed values that never divide.
+    range, such as tokens for less than one step, and what `plan_llm` raises for fixed values that never divide.
 
     >>> found = size_llm("llama-3-8b", tokens=1e12, days=14, on=["h100"], gpus=(8, 512))
     >>> point = found.answer("h100")
@@ -292,6 +292,13 @@ def size_llm(
     if global_batch_size is None:
         batch_tokens = LARGE_BATCH_TOKENS if model.parameters >= _LARGE else SMALL_BATCH_TOKENS
         global_batch_size = max(1, batch_tokens // seq_length)
+    step_tokens = check_int("global_batch_size", global_batch_size) * seq_length
+    if tokens < step_tokens:
+        raise ArgumentError(
+            f"tokens is {tokens:g}, but one step has {step_tokens:,} tokens: {global_batch_size} sequences of"
+            f" {seq_length}",
+            "give the tokens of the whole run, such as 15T, or a smaller batch",
+        )
     if progress is not None:
         check_progress(progress)
     # All options are checked before the first search, which may take seconds.

@@ -340,6 +340,6 @@ def _nothing_fits(problem: MixedProblem, mixed: MixedCluster) -> InfeasibleError
     return InfeasibleError(
         f"no configuration of `{shorten(problem.model.name)}` fits in the memory of `{shorten(mixed.name)}` ({kinds}):"
         " neither one pipeline through all kinds, nor replicas on one of them",
-        "use more nodes, or GPUs with more memory",
+        "use more nodes, or GPUs with more memory" + (", or reserve less" if problem.reserved_bytes else ""),
         code="insufficient_memory",
     )
