@@ -25,6 +25,7 @@ import hpgo
 from hpgo import draw, export, launch
 from hpgo.draw.options import DrawOptions as PictureOptions
 from hpgo.hardware import cluster as machine
+from hpgo.hardware.mixed import MixedCluster
 from hpgo.llm.estimate import StageEstimate
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.blocks import Block, Latent
@@ -150,6 +151,8 @@ WITH_TOWER = replace(TRANSFORMER, tower=Tower(hidden=8, blocks=(Block(name="laye
 GPUS = hpgo.Cluster.preset("h100:1")
 PRICE = hpgo.estimate_llm(TRANSFORMER, GPUS, global_batch_size=8, seq_length=64)
 WAYS = hpgo.plan_llm(TRANSFORMER, GPUS.first(1), global_batch_size=2, seq_length=64)
+KINDS = MixedCluster("two kinds", (GPUS.first(1), hpgo.Cluster.preset("a100:1").first(1)))
+MIXED = hpgo.plan_mixed_llm(TRANSFORMER, KINDS, global_batch_size=2, seq_length=64)
 LLM_PLAN = hpgo.LlmPlan.of(PRICE, TRANSFORMER, GPUS)
 MEASURED = hpgo.MeasuredStep(TRANSFORMER, GPUS, PRICE, PRICE.step_s)
 FITTED = hpgo.fit_platform([MEASURED])
@@ -331,6 +334,25 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                  "devices": 1, "framework": "megatron", "fix": {"tp": 1}, "exclude": ["cp"], "reserved_bytes": 1e9,
                  "stack": "default", "platform": FITTED.platform,
                  "top": 2, "progress": lambda share, text: None},
+            ),
+            "plan_mixed_llm": (
+                hpgo.plan_mixed_llm,
+                {"transformer": TRANSFORMER, "cluster": KINDS, "global_batch_size": 2, "seq_length": 64,
+                 "precision": "bf16", "reserved_bytes": 1e9, "stack": None, "framework": "megatron"},
+            ),
+            "draw_mixed_plan": (hpgo.draw_mixed_plan, {"found": MIXED, "path": "mixed.svg", "theme": "auto"}),
+            "size_llm": (
+                hpgo.size_llm,
+                {"transformer": TRANSFORMER, "tokens": 1e6, "days": 1.0, "budget": None,
+                 "hour_prices": {"h100": 2.0}, "on": ["h100"], "quota": {"h100": 8}, "gpus": (8, 8), "seq_length": 64,
+                 "global_batch_size": 8, "is_exact_batch": True, "precision": "bf16", "framework": "megatron",
+                 "fix": {"tp": 1}, "exclude": ["cp"], "failures": None, "allowance": 1.0,
+                 "progress": lambda share, text: None},
+            ),
+            "fit_llm": (
+                hpgo.fit_llm,
+                {"transformer": TRANSFORMER, "cluster": GPUS, "devices": 1, "seq_length": 64, "micro_batch_size": 1,
+                 "methods": ["lora"]},
             ),
             "LlmPlanSearch.plan": (WAYS.plan, {"place": 1}),
             "LlmPlan.of": (

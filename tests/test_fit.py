@@ -15,7 +15,7 @@ from refusals import refused
 import hpgo
 from hpgo.cli.main import group
 from hpgo.errors import ArgumentError
-from hpgo.llm.fit import METHODS, FineTuning, fewest_gpus, fine_tunings, largest_models, methods_of, staircase
+from hpgo.llm.fit import METHODS, FineTuning, fewest_gpus, fit_llm, largest_models, methods_of, staircase
 from hpgo.model.transformer_presets import TRANSFORMERS
 from hpgo.show import fit_report
 
@@ -32,7 +32,7 @@ CASES = [("llama-3-8b", "l40s:1", 1), ("gpt-2", "rtx4090:1", 1), ("qwen3-30b-a3b
 
 @cache
 def ways(model: str, cluster: str, devices: int) -> tuple[FineTuning, ...]:
-    return fine_tunings(model, cluster, devices=devices, seq_length=1024)
+    return fit_llm(model, cluster, devices=devices, seq_length=1024).ways
 
 
 def fits(one: FineTuning, cluster: str, *, seq_length: int = 1024, micro_batch_size: int = 1) -> bool:
@@ -100,8 +100,8 @@ def test_fewer_gpus_do_not_fit() -> None:
     one = fewest_gpus("llama-3-70b", "h100:1", method="full")
     assert one is not None
     assert one.estimate.fits
-    half = fine_tunings("llama-3-70b", "h100:1", devices=one.estimate.gpus // 2, methods=["full"])
-    assert not any(way.estimate.fits for way in half)
+    half = fit_llm("llama-3-70b", "h100:1", devices=one.estimate.gpus // 2, methods=["full"])
+    assert not any(way.estimate.fits for way in half.ways)
     assert fewest_gpus("llama-3.1-405b", "rtx4090:1", method="full", most=4) is None
 
 
@@ -112,7 +112,7 @@ def test_no_larger_model_fits(method: str) -> None:
     size = TRANSFORMERS[one.estimate.model].parameters
     for name, model in TRANSFORMERS.items():
         if model.parameters > size:
-            assert not any(way.estimate.fits for way in fine_tunings(name, "l40s:1", methods=[method]))
+            assert not any(way.estimate.fits for way in fit_llm(name, "l40s:1", methods=[method]).ways)
 
 
 def test_words_that_are_no_methods_are_refused() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations, product
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +18,11 @@ from click.testing import CliRunner
 from refusals import refused
 
 from hpgo.base.divisors import divisors
+from hpgo.base.units import format_bytes, format_seconds
 from hpgo.cli.main import group
+from hpgo.draw.options import DrawOptions
+from hpgo.draw.scene import Boxes, Words
+from hpgo.draw.svg import svg
 from hpgo.errors import ArgumentError, ClusterError, InfeasibleError
 from hpgo.export.llm_for_flagscale import flagscale_arguments, megatron_arguments
 from hpgo.hardware.cluster import Cluster, Link, Node
@@ -29,10 +35,10 @@ from hpgo.llm.mixed.plan import MixedPlanSearch, mixed_problem, plan_mixed_llm
 from hpgo.llm.mixed.work_bound import divided_s, work_bound_s
 from hpgo.llm.search import plan_llm
 from hpgo.model.transformer import Transformer
+from hpgo.show import mixed_figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from hpgo.llm.mixed.problem import MixedProblem
 
@@ -342,6 +348,9 @@ def test_kinds_of_a_file_and_of_names(tmp_path: Path) -> None:
     assert MixedCluster.read("h100:2").parts == (Cluster.preset("h100:2"),)
     with refused(ClusterError, "invalid_cluster", 5, 4):
         MixedCluster.read("h100:1+a100:1+h200:1+b200:1+l40s:1")
+    assert MixedCluster.read("h100:2 + a100:1").parts == MixedCluster.read("h100:2+a100:1").parts
+    with refused(ClusterError, "invalid_cluster", "h100+"):
+        MixedCluster.read("h100+")
     with refused(ClusterError, "duplicate", "h100"):
         MixedCluster("twice", (part("h100", 2, 80e9), part("h100", 4, 80e9)))
 
@@ -394,18 +403,77 @@ def test_what_is_refused() -> None:
         plan_mixed_llm("llama-3-70b", "h100:1+a100:1", **ASKED, reserved_bytes=70e9)
 
 
-def test_the_command_prints_all_ways(mixed: MixedPlanSearch) -> None:
+def drawn(found: MixedPlanSearch) -> str:
+    return svg(mixed_figure.scene(found), DrawOptions())
+
+
+def test_the_page_shows_the_picture(mixed: MixedPlanSearch) -> None:
+    shown = Path(__file__).parent.parent / "docs/pictures/mixed.svg"
+    if os.environ.get("HPGO_REWRITE_GOLDEN"):
+        shown.write_text(drawn(mixed), encoding="utf-8")
+    assert drawn(mixed) == shown.read_text(encoding="utf-8"), "look at it, then set HPGO_REWRITE_GOLDEN=1"
+
+
+def test_the_picture_has_the_step_and_the_memory_of_each_stage(mixed: MixedPlanSearch) -> None:
+    assert mixed.pipeline is not None
+    scene = mixed_figure.scene(mixed)
+    texts = [text for item in scene.items if isinstance(item, Words) for text in item.texts]
+    for step_s in mixed.steps_s.values():
+        assert format_seconds(step_s) in texts
+    for part in mixed.pipeline.stages:
+        for used in part.peak_bytes:
+            assert f"{format_bytes(used)} of {format_bytes(part.capacity_bytes)}" in texts
+    # Bars of memory lie on the bars of the memory that there is, in proportion.
+    free = [item for item in scene.items if isinstance(item, Boxes) and item.style == "free"]
+    whole = {(float(item.x[0]), float(item.y[0])): float(item.width[0]) for item in free}
+    used = [
+        float(item.width[0]) / whole[key]
+        for item in scene.items
+        if isinstance(item, Boxes) and item.style.startswith("stage-")
+        and (key := (float(item.x[0]), float(item.y[0]))) in whole
+    ]  # fmt: skip
+    shares = [used / part.capacity_bytes for part in mixed.pipeline.stages for used in part.peak_bytes]
+    shares += [share.estimate.fullest.peak_bytes / share.estimate.capacity_bytes for share in mixed.shares]
+    assert used == pytest.approx(shares)
+    assert max(float((item.y + item.height).max()) for item in scene.items if isinstance(item, Boxes)) < scene.height_px
+
+
+def test_the_timeline_of_a_pipeline_is_its_step(mixed: MixedPlanSearch) -> None:
+    assert mixed.pipeline is not None
+    timeline = mixed.pipeline.timeline()
+    assert timeline.makespan_s == mixed.pipeline.step_s
+    assert timeline.row_names == ("stage 0 (16 × a100)", "stage 1 (16 × h100)")
+    busy = [share for part in mixed.pipeline.stages for share in part.busy_share]
+    for stage, share in enumerate(busy):
+        spent = (timeline.end_s - timeline.start_s)[timeline.rank == stage].sum() / timeline.makespan_s
+        assert spent == pytest.approx(share)
+
+
+def test_answers_without_a_pipeline_or_replicas_are_drawn(mixed: MixedPlanSearch) -> None:
+    alone = replace(mixed, pipeline=None, shares=(), apart_s=None)
+    assert "one pipeline" not in drawn(alone)
+    assert "h100 alone" in drawn(alone)
+
+
+def test_the_command_prints_and_writes_all_ways(mixed: MixedPlanSearch, tmp_path: Path) -> None:
     words = ["llm", "plan", "llama-3-8b", "-c", "h100:2+a100:2", "-b", "64", "--seq-length", "8192"]
     done = CliRunner().invoke(group, words)
     assert done.exit_code == 0, done.output
     assert all(len(line) <= 80 for line in done.output.splitlines())
     assert all(line in done.output for line in flagscale_arguments(mixed))
-    done = CliRunner().invoke(group, [*words, "--json"])
+    plan, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
+    done = CliRunner().invoke(group, [*words, "--json", "-o", str(plan), "-o", str(picture)])
     facts = json.loads(done.stdout)
+    assert plan.read_text(encoding="utf-8") == done.stdout
+    assert picture.read_text(encoding="utf-8") == drawn(mixed)
+    # Commands that read plans name what the file is.
+    for command in (["export", str(plan), "--to", "megatron", "-o", "job/"], ["llm", "explain", str(plan)]):
+        failure = CliRunner().invoke(group, command).exception
+        assert "a plan of a transformer for nodes that differ" in str(failure)
     assert facts["steps_s"] == mixed.steps_s
     assert facts["pipeline"]["arguments"] == flagscale_arguments(mixed)
     assert facts["kinds"] == [{"kind": "h100", "gpus": 16}, {"kind": "a100", "gpus": 16}]
-    for extra in (["--fix", "tp=4"], ["--devices", "8"], ["-o", "plan.json"], ["--framework", "torchtitan"]):
+    for extra in (["--fix", "tp=4"], ["--devices", "8"], ["-o", "job/"], ["--framework", "torchtitan"]):
         done = CliRunner().invoke(group, [*words, *extra])
         assert done.exit_code == 1, extra
         assert "Traceback" not in done.output

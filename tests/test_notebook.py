@@ -16,8 +16,6 @@ from refusals import refused
 from timelines import timeline
 
 import hpgo
-from hpgo.llm.mixed.plan import plan_mixed_llm
-from hpgo.llm.size import size_llm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,10 +36,11 @@ LLAMA: dict[str, Any] = {"global_batch_size": 32, "seq_length": 4096}
 RECORDS |= {
     "LlmEstimate": hpgo.estimate_llm("llama-3-8b", "h100:1", pp=2, **LLAMA),
     "LlmPlanSearch": hpgo.plan_llm("llama-3-8b", "h100:1", **LLAMA),
-    "LlmSizes": size_llm("llama-3-8b", tokens=1e11, days=30, on=("h100",), gpus=(8, 64)),
-    "MixedPlanSearch": plan_mixed_llm("llama-3-8b", "h100:1+a100:1", **LLAMA),
+    "LlmSizes": hpgo.size_llm("llama-3-8b", tokens=1e11, days=30, on=("h100",), gpus=(8, 64)),
+    "MixedPlanSearch": hpgo.plan_mixed_llm("llama-3-8b", "h100:1+a100:1", **LLAMA),
+    "LlmFits": hpgo.fit_llm("llama-3-8b", "rtx4090:1", methods=("full", "qlora")),
 }
-DRAWN = {"Plan", "Timeline", "ChainPlan", "Schedule", "LlmPlanSearch"}
+DRAWN = {"Plan", "Timeline", "ChainPlan", "Schedule", "LlmPlanSearch", "MixedPlanSearch"}
 NASTY = "</td><script>alert(1)</script> \"' onload=alert(1) &amp; \x1b[31m\n\u202e"
 
 # --- Names ------------------------------------------------------------------------------------------------------------

@@ -23,12 +23,15 @@ if TYPE_CHECKING:  # The names that `__getattr__` imports.
     from hpgo.llm.comparison import compare as compare
     from hpgo.llm.estimate import LlmEstimate as LlmEstimate
     from hpgo.llm.estimate import estimate_llm as estimate_llm
+    from hpgo.llm.fit import fit_llm as fit_llm
     from hpgo.llm.measured_steps import MeasuredStep as MeasuredStep
+    from hpgo.llm.mixed.plan import plan_mixed_llm as plan_mixed_llm
     from hpgo.llm.pareto_front import llm_pareto_front as llm_pareto_front
     from hpgo.llm.plan import LlmPlan as LlmPlan
     from hpgo.llm.platform import Platform as Platform
     from hpgo.llm.platform_fit import fit_platform as fit_platform
     from hpgo.llm.search import plan_llm as plan_llm
+    from hpgo.llm.size import size_llm as size_llm
     from hpgo.model.estimate import estimate as estimate
     from hpgo.model.formats import read_profile as read_profile
     from hpgo.model.formats import write_profile as write_profile
@@ -58,6 +61,7 @@ if TYPE_CHECKING:  # The names that `__getattr__` imports.
     from hpgo.programs.schedule import schedule as schedule
     from hpgo.programs.schedule import schedules as schedules
     from hpgo.show.llm_figure import draw_llm_plan as draw_llm_plan
+    from hpgo.show.mixed_figure import draw_mixed_plan as draw_mixed_plan
     from hpgo.show.pareto_figure import draw_pareto_front as draw_pareto_front
     from hpgo.timing.simulation import simulate as simulate
     from hpgo.timing.timeline import Timeline as Timeline
@@ -87,9 +91,13 @@ _PUBLIC: dict[str, str] = {
     "LlmPlan": "hpgo.llm.plan",
     "calibrate": "hpgo.planning.calibration",
     "plan_llm": "hpgo.llm.search",
+    "plan_mixed_llm": "hpgo.llm.mixed.plan",
+    "size_llm": "hpgo.llm.size",
+    "fit_llm": "hpgo.llm.fit",
     "compare": "hpgo.llm.comparison",
     "draw_pareto_front": "hpgo.show.pareto_figure",
     "draw_llm_plan": "hpgo.show.llm_figure",
+    "draw_mixed_plan": "hpgo.show.mixed_figure",
     "estimate": "hpgo.model.estimate",
     "evaluate": "hpgo.planning.planner",
     "exhaustive": "hpgo.planning.planner",
@@ -130,6 +138,7 @@ for _record, _name in (
     ("LlmPlanSearch", "search"),
     ("LlmSizes", "sizes"),
     ("MixedPlanSearch", "mixed"),
+    ("LlmFits", "fits"),
 ):
     register("text", _record, "hpgo.show.llm_notebook", f"{_name}_text")
     register("html", _record, "hpgo.show.llm_notebook", f"of_{_name}")

@@ -103,6 +103,7 @@ _KINDS = {
 _FORMATS = {
     "hpgo.plan": "a plan",
     "hpgo.llm_plan": "a plan of a transformer",
+    "hpgo.mixed_llm_plan": "a plan of a transformer for nodes that differ",
     "hpgo.chain": "a plan of a chain",
     "hpgo.program": "a program",
     "hpgo-timeline-1": "a timeline",

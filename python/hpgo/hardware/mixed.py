@@ -72,7 +72,11 @@ class MixedCluster(Record):
         """
         # A file may have a + in its name.
         is_list = isinstance(source, str) and "+" in source and not exists(source)
-        names = source.split("+") if isinstance(source, str) and is_list else [source]
+        names = [name.strip() for name in source.split("+")] if isinstance(source, str) and is_list else [source]
+        if is_list and not all(names):
+            raise ClusterError(
+                f"cluster `{shorten(str(source))}` has no name on one side of a `+`", "write it like `h100:4+a100:4`"
+            )
         found: list[Cluster] = []
         for part in (part for name in names for part in kinds_of(cluster_of(name))):
             at = next((at for at, one in enumerate(found) if _is_same_kind(one, part)), None)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import check_int
-from hpgo.base.messages import join_words, shorten
+from hpgo.base.checks import check_int, check_is, check_list
+from hpgo.base.messages import brief, join_words, pluralize, shorten
+from hpgo.base.presentation import Reported
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.hardware.cluster import Cluster, cluster_of
@@ -77,10 +78,44 @@ class FineTuning(Record):
     def name(self) -> str:
         """Method and settings in words.
 
-        >>> fine_tunings("llama-3-8b", "l40s:1", seq_length=2048)[0].name
+        >>> fit_llm("llama-3-8b", "l40s:1", seq_length=2048).ways[0].name
         'lora:16, fused CE'
         """
         return ", ".join((self.method, *self.settings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmFits(Reported, Record):
+    """All ways to fine-tune a model on some GPUs: those that fit, the fastest first, then the others by what they lack.
+
+    `print` shows the report of `hpgo llm fit`, and `to_frame` has one row per way.
+    """
+
+    ways: tuple[FineTuning, ...]
+
+    def __repr__(self) -> str:
+        first = self.ways[0].estimate
+        fitting = sum(one.estimate.fits for one in self.ways)
+        return brief(
+            "LlmFits",
+            f"{shorten(first.model, 24)} on {shorten(first.cluster, 24)}: {fitting} of"
+            f" {pluralize(len(self.ways), 'way')} fit",
+        )
+
+    def rows(self, top: int = 10) -> tuple[FineTuning, ...]:
+        """Return the ways to report: at most `top` that fit, and of each method the nearest that does not.
+
+        Left out are ways that another one of the same method beats in step time and in memory. Methods without settings
+        stay.
+
+        >>> found = fit_llm("llama-3-8b", "rtx4090:1", methods=["qlora", "full"])
+        >>> [one.name for one in found.rows(top=1)]
+        ['qlora:16, fused CE', 'full, recompute, fused CE, paged Adam, no fp32', 'full']
+        """
+        fitting = [one for one in staircase(self.ways) if one.estimate.fits][:top]
+        nearest = {one.method: one for one in reversed(self.ways) if not one.estimate.fits}
+        others = (one for one in self.ways if not one.estimate.fits)
+        return (*fitting, *(one for one in others if one is nearest[one.method] or not one.settings))
 
 
 def methods_of(words: Iterable[str]) -> list[tuple[str, int]]:
@@ -90,18 +125,20 @@ def methods_of(words: Iterable[str]) -> list[tuple[str, int]]:
     [('full', 0), ('lora', 16), ('qlora', 64)]
     """
     found = []
-    for word in words:
-        method, colon, rank = str(word).partition(":")
+    hint = f"give a list of {join_words(METHODS, 'or')}, the latter two perhaps with a rank: ['lora:16']"
+    for word in check_list("the methods", words, hint=hint):
+        check_is("a method", word, str, hint)
+        method, colon, rank = word.partition(":")
         is_rank = rank.isascii() and rank.isdecimal() and len(rank) <= 6 and int(rank) > 0
         if method not in METHODS or (bool(colon) and (method == "full" or not is_rank)):
             raise ArgumentError(
-                f"unknown method: `{shorten(str(word))}`", f"use {join_words(METHODS, 'or')}, or a rank: lora:16"
+                f"unknown method: `{shorten(word)}`", f"use {join_words(METHODS, 'or')}, or a rank: lora:16"
             )
         found.append((method, 0 if method == "full" else int(rank) if colon else LORA_RANK))
     return found
 
 
-def fine_tunings(
+def fit_llm(
     transformer: Transformer | str | os.PathLike[str],
     cluster: Cluster | str | os.PathLike[str],
     *,
@@ -109,8 +146,8 @@ def fine_tunings(
     seq_length: int = 2048,
     micro_batch_size: int = 1,
     methods: Iterable[str] = METHODS,
-) -> tuple[FineTuning, ...]:
-    """Return all ways to fine-tune a model: those that fit, the fastest first, then the others by what they lack.
+) -> LlmFits:
+    """Find all ways to fine-tune a model on some GPUs, with the longest sequence and the largest micro-batch of each.
 
     Args:
         transformer: a shape, its name, or a file with one.
@@ -122,8 +159,9 @@ def fine_tunings(
 
     Raises ArgumentError for unknown methods, and what `hpgo.estimate_llm` raises.
 
-    >>> found = fine_tunings("llama-3-8b", "rtx4090:1", methods=["qlora"])
-    >>> found[0].estimate.fits, found[0].max_seq_length >= 2048, found[0].max_micro_batch_size >= 1
+    >>> found = fit_llm("llama-3-8b", "rtx4090:1", methods=["qlora"])
+    >>> best = found.ways[0]
+    >>> best.estimate.fits, best.max_seq_length >= 2048, best.max_micro_batch_size >= 1
     (True, True, True)
     """
     model, cluster = transformer_of(transformer), cluster_of(cluster)
@@ -143,7 +181,8 @@ def fine_tunings(
         )
         for name, settings, one in _ways(model, cluster, methods_of(methods))
     ]
-    return tuple(sorted(found, key=lambda one: (one.estimate.shortfall_bytes, one.estimate.step_s, len(one.settings))))
+    order = sorted(found, key=lambda one: (one.estimate.shortfall_bytes, one.estimate.step_s, len(one.settings)))
+    return LlmFits(ways=tuple(order))
 
 
 def staircase(ways: Iterable[FineTuning]) -> tuple[FineTuning, ...]:
@@ -173,7 +212,7 @@ def fewest_gpus(
 ) -> FineTuning | None:
     """Return the fastest way of a method on the fewest GPUs, of powers of 2 up to `most`; None if it fits on none.
 
-    The nodes are copies of the first node of `cluster`. Raises what `fine_tunings` raises.
+    The nodes are copies of the first node of `cluster`. Raises what `fit_llm` raises.
 
     >>> one = fewest_gpus("llama-3-70b", "h100:1", method="lora")
     >>> one.estimate.gpus, one.estimate.fits
@@ -206,7 +245,7 @@ def largest_models(
 ) -> tuple[FineTuning, ...]:
     """Return for each method the largest built-in transformer that fits, with the fastest settings that do.
 
-    Arguments and errors are as in `fine_tunings`. Methods with which no model fits are left out. Transformers that
+    Arguments and errors are as in `fit_llm`. Methods with which no model fits are left out. Transformers that
     have no positions for `seq_length` are passed over.
 
     >>> [(one.method, one.estimate.model) for one in largest_models("rtx4090:1", methods=["qlora"])]

@@ -1,4 +1,4 @@
-"""Sizes of clusters for a training run: `hpgo.llm.size.size_llm`.
+"""Sizes of clusters for a training run: `hpgo.size_llm`.
 
 For each kind of node, a search over the number of nodes asks the planner for the fastest configuration on them, and
 adds what failures cost. More nodes are never slower, since nodes may stay idle.
@@ -7,12 +7,13 @@ adds what failures cost. More nodes are never slower, since nodes may stay idle.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from hpgo.base.checks import check_int, check_list, check_progress, number
-from hpgo.base.messages import brief, did_you_mean, join_words, pluralize, shorten
+from hpgo.base.checks import check_flag, check_int, check_is, check_list, check_progress, choice, number
+from hpgo.base.messages import brief, did_you_mean, join_words, pluralize, safe_repr, shorten
 from hpgo.base.presentation import Reported
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, InfeasibleError
@@ -21,15 +22,15 @@ from hpgo.llm.estimate import LlmEstimate, model_flop
 from hpgo.llm.fewer_gpus import part_of
 from hpgo.llm.goodput import HOUR_S, Failures
 from hpgo.llm.gpus import Gpus
+from hpgo.llm.parallelism import Precision
 from hpgo.llm.search import plan_llm
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from hpgo.llm.parallelism import Precision
     from hpgo.llm.search_space import Value
     from hpgo.programs.names import LlmFramework
 
@@ -267,7 +268,7 @@ def size_llm(
         progress: called with the share of the search that is done, and a remark.
 
     Ctrl-C ends the search with the points that it has. Raises ArgumentError for unknown kinds and for numbers out of
-    range, and what `plan_llm` raises for fixed values that never divide.
+    range, such as tokens for less than one step, and what `plan_llm` raises for fixed values that never divide.
 
     >>> found = size_llm("llama-3-8b", tokens=1e12, days=14, on=["h100"], gpus=(8, 512))
     >>> point = found.answer("h100")
@@ -282,15 +283,31 @@ def size_llm(
         raise ArgumentError(
             "there is a budget, but no prices", "give a price of a GPU-hour for each kind: --prices FILE"
         )
-    seq_length = seq_length or default_seq_length(model)
+    mapping = "give a mapping by the kind of node: {'h100': 512}"
+    check_is("hour_prices", hour_prices, Mapping, mapping, or_none=True)
+    check_is("quota", quota, Mapping, mapping, or_none=True)
+    check_is("failures", failures, Failures, "make them with `hpgo.llm.goodput.Failures`", or_none=True)
+    check_flag("is_exact_batch", is_exact_batch)
+    seq_length = default_seq_length(model) if seq_length is None else check_int("seq_length", seq_length)
     if global_batch_size is None:
         batch_tokens = LARGE_BATCH_TOKENS if model.parameters >= _LARGE else SMALL_BATCH_TOKENS
         global_batch_size = max(1, batch_tokens // seq_length)
+    step_tokens = check_int("global_batch_size", global_batch_size) * seq_length
+    if tokens < step_tokens:
+        raise ArgumentError(
+            f"tokens is {tokens:g}, but one step has {step_tokens:,} tokens: {global_batch_size} sequences of"
+            f" {seq_length}",
+            "give the tokens of the whole run, such as 15T, or a smaller batch",
+        )
     if progress is not None:
         check_progress(progress)
     # All options are checked before the first search, which may take seconds.
     kinds = tuple(_checked_kind(kind) for kind in check_list("on", on, hint="give a list: ['h100', 'b200']"))
-    fewest, most = (check_int("gpus", limit) for limit in gpus)
+    limits_hint = "give the smallest and the largest number: (8, 512)"
+    ends = [check_int("gpus", limit) for limit in check_list("gpus", gpus, hint=limits_hint)]
+    if len(ends) != 2:
+        raise ArgumentError(f"gpus has {pluralize(len(ends), 'number')}", limits_hint)
+    fewest, most = ends
     if hour_prices is not None:
         missing = [kind for kind in kinds if kind not in hour_prices]
         if missing:
@@ -299,10 +316,13 @@ def size_llm(
     limits = {kind: min(most, check_int(f"quota of {kind}", (quota or {}).get(kind, most))) for kind in kinds}
     for kind in quota or {}:
         if kind not in kinds:
-            raise ArgumentError(f"a quota names `{shorten(kind)}`, which is not compared", f"add it: --on {kind}")
+            raise ArgumentError(
+                f"a quota names {safe_repr(kind)}, which is not compared", "add it to the kinds: --on, or leave it out"
+            )
+    choice("precision", precision, get_args(Precision))
     problem: dict[str, Any] = {
         "seq_length": check_int("seq_length", seq_length), "precision": precision, "framework": framework, "fix": fix,
-        "exclude": list(exclude),
+        "exclude": check_list("`exclude`", exclude, hint="give a list: ['cp']"),
     }  # fmt: skip
     failures, allowance = failures or Failures(), number("allowance", allowance, above=0)
     searches = [
@@ -362,7 +382,9 @@ def _checked_kind(kind: object) -> str:
 
     if not isinstance(kind, str) or kind not in PRESETS:
         raise ArgumentError(
-            f"unknown kind of node: `{shorten(str(kind))}`", did_you_mean(str(kind), PRESETS), code="unknown_name"
+            f"unknown kind of node: {safe_repr(kind)}",
+            did_you_mean(kind, PRESETS) if isinstance(kind, str) else "give a name of `hpgo clusters`",
+            code="unknown_name",
         )
     return kind
 

@@ -21,7 +21,7 @@ _SHORT = {"gradients": "grads", "framework_overhead": "overhead"}
 
 
 def lines(
-    ways: Sequence[FineTuning], wider: Sequence[FineTuning], missing: Sequence[str], width: int = WIDTH
+    ways: Sequence[FineTuning], wider: Sequence[FineTuning] = (), missing: Sequence[str] = (), width: int = WIDTH
 ) -> list[str]:
     """Return the lines of the report.
 

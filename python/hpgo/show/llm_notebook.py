@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.messages import pluralize
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.errors import HpgoError
-from hpgo.show import llm_figure, llm_report, mixed_report, size_report
+from hpgo.show import fit_report, llm_figure, llm_report, mixed_figure, mixed_report, size_report
 from hpgo.show.notebook import answer, facts, frame, image, percent, table, title
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from hpgo.hardware.cluster import Cluster
+    from hpgo.draw.scene import Scene
     from hpgo.llm.estimate import LlmEstimate
+    from hpgo.llm.fit import LlmFits
     from hpgo.llm.mixed.plan import MixedPlanSearch
     from hpgo.llm.search import LlmPlanSearch
     from hpgo.llm.size import LlmSizes
@@ -42,6 +43,11 @@ def mixed_text(found: MixedPlanSearch) -> str:
     return "\n".join(mixed_report.lines(found))
 
 
+def fits_text(fits: LlmFits) -> str:
+    """Return the report of `hpgo llm fit`, without the numbers of GPUs on which other methods fit."""
+    return "\n".join(fit_report.lines(fits.rows()))
+
+
 def of_estimate(estimate: LlmEstimate) -> str:
     """Return tables of the step's terms and of the memory of each pipeline rank."""
     return answer(_headline(estimate), *_parts(estimate))
@@ -51,7 +57,7 @@ def of_search(found: LlmPlanSearch) -> str:
     """Return the recommended configuration with its picture, and a table of all configurations of the list."""
     return answer(
         _headline(found.best),
-        _picture(found.best, found.cluster),
+        _picture(lambda: llm_figure.scene(found.best, found.cluster), "GPUs by their ranks"),
         *_parts(found.best),
         title(f"{pluralize(len(found.estimates), 'configuration')} to choose from"),
         table(["step", "memory", "MFU", *_DEGREES], [_row(one) for one in found.estimates]),
@@ -71,17 +77,24 @@ def of_sizes(sizes: LlmSizes) -> str:
 
 
 def of_mixed(found: MixedPlanSearch) -> str:
-    """Return a table of the ways to train on nodes that differ, and of the pipeline's stages."""
+    """Return the picture of the answer, and a table of the ways to train on nodes that differ."""
     ways = [(way, format_seconds(step_s)) for way, step_s in sorted(found.steps_s.items(), key=lambda one: one[1])]
-    stages = [
-        (part.kind, part.gpus, part.parallelism.tp, part.parallelism.dp, " ".join(map(str, part.layers)))
-        for part in (found.pipeline.stages if found.pipeline else ())
-    ]
-    return answer(
-        repr(found)[1:-1],
-        table(["way", "step"], ways),
-        table(["kind", "GPUs", "tp", "dp", "layers of each stage"], stages) if stages else "",
-    )
+    picture = _picture(lambda: mixed_figure.scene(found), "step times, stages and the simulated step")
+    return answer(repr(found)[1:-1], picture, table(["way", "step"], ways))
+
+
+def of_fits(fits: LlmFits) -> str:
+    """Return a table of the ways to fine-tune that the report has."""
+    rows = [
+        (
+            one.name, f"{one.estimate.tokens_per_s_per_gpu:,.0f}", format_bytes(one.estimate.fullest.peak_bytes),
+            format_bytes(one.estimate.shortfall_bytes) if one.estimate.shortfall_bytes else "-",
+            f"{one.max_seq_length:,}", f"{one.max_micro_batch_size:,}",
+        )
+        for one in fits.rows()
+    ]  # fmt: skip
+    names = ["method and settings", "tokens/s per GPU", "memory", "too little", "longest sequence", "most per pass"]
+    return answer(repr(fits)[1:-1], table(names, rows))
 
 
 def estimate_frame(estimate: LlmEstimate) -> Any:
@@ -109,6 +122,19 @@ def sizes_frame(sizes: LlmSizes) -> Any:
             **_numbers(point.estimate),
         }
         for point in sizes.points
+    )  # fmt: skip
+
+
+def fits_frame(fits: LlmFits) -> Any:
+    """Return a data frame with one row per way to fine-tune, those that do not fit included."""
+    return frame(
+        {
+            "method": one.method, "settings": ", ".join(one.settings), "fits": one.estimate.fits,
+            "shortfall_bytes": one.estimate.shortfall_bytes, "max_seq_length": one.max_seq_length,
+            "max_micro_batch_size": one.max_micro_batch_size,
+            "tokens_per_s_per_gpu": one.estimate.tokens_per_s_per_gpu, **_numbers(one.estimate),
+        }
+        for one in fits.ways
     )  # fmt: skip
 
 
@@ -142,13 +168,13 @@ def _parts(estimate: LlmEstimate) -> Iterable[str]:
     yield table(["rank", *names, "total"], memory)
 
 
-def _picture(estimate: LlmEstimate, cluster: Cluster) -> str:
-    """Return the picture of a configuration on its cluster, or nothing if that is too large to draw."""
+def _picture(scene: Callable[[], Scene], described: str) -> str:
+    """Return a picture, or nothing if it is too large to draw."""
     from hpgo.draw.options import options_of
     from hpgo.draw.svg import svg
 
     try:
-        return image(svg(llm_figure.scene(estimate, cluster), options_of({}, 1)), "GPUs by their ranks")
+        return image(svg(scene(), options_of({}, 1)), described)
     except HpgoError:
         return ""
 

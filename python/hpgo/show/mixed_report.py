@@ -7,6 +7,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from hpgo import _core
 from hpgo.base.messages import pluralize, printable
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from hpgo.llm.mixed.plan import MixedPipelinePlan, MixedPlanSearch, MixedStages
 
 WIDTH = 80
-_WAYS = {"pipeline": "one pipeline through several kinds", "apart": "kinds apart, the batch split by speed"}
+WAYS = {"pipeline": "one pipeline through several kinds", "apart": "kinds apart, the batch split by speed"}
 
 
 def lines(found: MixedPlanSearch, width: int = WIDTH, *, title: str = "", arguments: Sequence[str] = ()) -> list[str]:
@@ -30,7 +31,7 @@ def lines(found: MixedPlanSearch, width: int = WIDTH, *, title: str = "", argume
     )
     steps = sorted(found.steps_s.items(), key=lambda one: one[1])
     rows = [
-        (_WAYS.get(way, way), format_seconds(step_s), f"{100 * (step_s / found.step_s - 1):+.1f} %")
+        (WAYS.get(way, way), format_seconds(step_s), f"{100 * (step_s / found.step_s - 1):+.1f} %")
         for way, step_s in steps
     ]
     report = [
@@ -121,6 +122,9 @@ def document(found: MixedPlanSearch, arguments: Sequence[str] = ()) -> dict[str,
     """Return all facts of the answer for JSON."""
     pipeline = found.pipeline
     return {
+        "format": "hpgo.mixed_llm_plan",
+        "version": 1,
+        "made_with": _core.__version__,
         "model": found.transformer.name,
         "cluster": found.cluster.name,
         "kinds": [{"kind": kind, "gpus": part.devices} for (kind, _), part in _parts(found)],

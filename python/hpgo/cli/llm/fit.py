@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from hpgo.base.documents import json_text
@@ -51,32 +53,33 @@ def command(options: FitOptions) -> None:
       hpgo llm fit -c rtx4090
     """
     from hpgo.hardware.cluster import Cluster
-    from hpgo.llm.fit import fewest_gpus, fine_tunings, largest_models, staircase
+    from hpgo.llm.fit import fewest_gpus, fit_llm, largest_models
     from hpgo.show import fit_report
 
     cluster = Cluster.read(options.cluster)
-    batch = {"seq_length": options.seq_length, "micro_batch_size": options.micro_batch_size}
     methods = [word.strip() for word in options.method.split(",")]
-    with as_options():
-        if options.model is None:
-            ways = largest_models(cluster, devices=options.devices, methods=methods, **batch)
-        else:
-            ways = fine_tunings(options.model, cluster, devices=options.devices, methods=methods, **batch)
-    if options.as_json:
-        click.echo(json_text(fit_report.document(ways)))
-    elif options.model is None:
-        click.echo("\n".join(fit_report.largest_lines(ways, width())))
+    batch = {"seq_length": options.seq_length, "micro_batch_size": options.micro_batch_size}
+    asked: dict[str, Any] = {
+        "devices": options.devices,
+        "methods": methods,
+        **batch,
+    }
+    if options.model is None:
+        with as_options():
+            ways = largest_models(cluster, **asked)
+        lines = fit_report.largest_lines(ways, width())
+        click.echo(json_text(fit_report.document(ways)) if options.as_json else "\n".join(lines))
     else:
-        best = staircase(ways)
-        rows = [one for one in best if one.estimate.fits][: options.top]
-        # Of what does not fit, the nearest of each method says enough, beside the method without settings.
-        nearest = {one.method: one for one in reversed(ways) if not one.estimate.fits}
-        rows += [one for one in ways if not one.estimate.fits and (one is nearest[one.method] or not one.settings)]
-        fitting = {one.method for one in ways if one.estimate.fits}
-        left = [name for name in dict.fromkeys(one.method for one in ways) if name not in fitting]
-        wider = {name: fewest_gpus(options.model, cluster, method=name, **batch) for name in left}
-        missing = [name for name, one in wider.items() if one is None]
-        found = [one for one in wider.values() if one is not None]
-        click.echo("\n".join(fit_report.lines(rows, found, missing, width())))
-        note_model(options.model, options.seq_length)
+        with as_options():
+            found = fit_llm(options.model, cluster, **asked)
+        if options.as_json:
+            click.echo(json_text(fit_report.document(found.ways)))
+        else:
+            fitting = {one.method for one in found.ways if one.estimate.fits}
+            left = [name for name in dict.fromkeys(one.method for one in found.ways) if name not in fitting]
+            wider = {name: fewest_gpus(options.model, cluster, method=name, **batch) for name in left}
+            missing = [name for name, one in wider.items() if one is None]
+            more = [one for one in wider.values() if one is not None]
+            click.echo("\n".join(fit_report.lines(found.rows(options.top), more, missing, width())))
+            note_model(options.model, options.seq_length)
     note_unmeasured(cluster, None)

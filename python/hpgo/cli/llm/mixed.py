@@ -1,16 +1,18 @@
-"""`hpgo llm plan` on machines that differ: the report of `hpgo.llm.mixed.plan.plan_mixed_llm`."""
+"""`hpgo llm plan` on machines that differ: the report of `hpgo.plan_mixed_llm`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hpgo.base.documents import json_text
+from hpgo.base.documents import json_text, write_text
 from hpgo.base.messages import join_words, printable, shorten
 from hpgo.cli.llm.options import note_model, note_unmeasured
 from hpgo.cli.plan_options import as_options
 from hpgo.cli.terminal import say, width
+from hpgo.cli.values import STILL_ENDINGS, is_folder_name
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -19,8 +21,7 @@ if TYPE_CHECKING:
     from hpgo.llm.mixed.plan import MixedFramework
 
 _REFUSED = {
-    "devices": "--devices", "fix": "--fix", "exclude": "--exclude", "platform": "--platform", "outputs": "-o",
-    "pareto": "--pareto",
+    "devices": "--devices", "fix": "--fix", "exclude": "--exclude", "platform": "--platform", "pareto": "--pareto",
 }  # fmt: skip
 """Options that a search on one kind of nodes has alone."""
 
@@ -32,6 +33,13 @@ def run(options: PlanOptions, cluster: MixedCluster) -> None:
     from hpgo.show.mixed_report import document, lines
 
     framework = _framework(options, cluster)
+    if folders := [output for output in options.outputs if is_folder_name(output)]:
+        raise ArgumentError(
+            f"-o {shorten(folders[0])} names a folder for a job, but the nodes of `{shorten(cluster.name)}` differ, and"
+            " jobs need equal nodes",
+            "write `-o plan.json` or `-o plan.svg`; the report has the arguments of the framework",
+            code="unsupported",
+        )
     with as_options():
         found = plan_mixed_llm(
             options.transformer(), cluster, global_batch_size=options.sequences(), seq_length=options.seq_length,
@@ -42,10 +50,21 @@ def run(options: PlanOptions, cluster: MixedCluster) -> None:
     if framework == "megatron":
         title, written = "Megatron-LM", megatron_arguments
     arguments = [] if found.pipeline is None else written(found)
-    if options.as_json:
-        click.echo(json_text(document(found, arguments)))
-    else:
-        click.echo("\n".join(lines(found, width(), title=title, arguments=arguments)))
+    try:
+        for output in options.outputs:
+            if Path(output).suffix.lower() in STILL_ENDINGS:
+                # Drawing loads numpy's and matplotlib's parts that the report does not need.
+                from hpgo.show.mixed_figure import draw_mixed_plan
+
+                draw_mixed_plan(found, output)
+            else:
+                write_text(output, json_text(document(found, arguments)) + "\n", ArgumentError)
+    finally:
+        # Print the result even if a file can't be written, because the search is the expensive part.
+        if options.as_json:
+            click.echo(json_text(document(found, arguments)))
+        else:
+            click.echo("\n".join(lines(found, width(), title=title, arguments=arguments)))
     for part in cluster.parts:
         note_unmeasured(part, None)
         if (device := part.nodes[0].device).speed != 1:

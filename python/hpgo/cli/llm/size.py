@@ -14,7 +14,7 @@ from hpgo.cli.llm.options import COUNT, MODEL, note_model, note_unmeasured
 from hpgo.cli.plan_options import SECONDS, SOME_SECONDS, as_options
 from hpgo.cli.terminal import progress, say, width
 from hpgo.cli.values import AS_JSON, FILE, STILL, framework_option, written
-from hpgo.errors import HpgoError, InfeasibleError
+from hpgo.errors import ArgumentError, HpgoError, InfeasibleError
 from hpgo.llm.parallelism import Precision
 from hpgo.llm.prices import USUAL
 
@@ -24,16 +24,20 @@ if TYPE_CHECKING:
 
 
 class _Number(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """A number with a suffix: `15T`."""
+    """A number with a suffix: `15T`. Options have one `unit`, which their numbers leave out."""
 
     name = "number"
+
+    def __init__(self, unit: str = "") -> None:
+        self._unit = unit
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number."""
         try:
             found = parse_count(value)
         except HpgoError as error:
-            self.fail(f"{error.message}; {error.hint}", param, ctx)
+            hint = f"write the number of {self._unit} alone, like 14" if self._unit else error.hint
+            self.fail(f"{error.message}; {hint}", param, ctx)
         if not found:
             self.fail("the number is 0, but it must be positive", param, ctx)
         return found
@@ -95,7 +99,7 @@ class SizeOptions(Options):
         help="GEMMs in bf16, fp16, fp8 or fp4.  [bf16]",
     )  # fmt: skip
     framework: LlmFramework | None = framework_option("megatron", "torchtitan", "deepspeed")
-    days: float | None = option("--days", type=_Number(), metavar="N", help="Longest time of the run.")
+    days: float | None = option("--days", type=_Number("days"), metavar="N", help="Longest time of the run.")
     budget: float | None = option(
         "--budget", type=_Number(), metavar="N", help="Largest cost of the run, with --prices: 5M."
     )
@@ -201,6 +205,11 @@ def _search(options: SizeOptions, kinds: list[str], hour_prices: dict[str, float
 
     seq_length = options.seq_length or default_seq_length(options.model)
     batch = options.tokens_per_batch
+    if batch is not None and batch < seq_length:
+        raise ArgumentError(
+            f"--tokens-per-batch is {batch:g}, but one sequence has {seq_length} tokens",
+            f"use --tokens-per-batch {seq_length} or more, or a shorter --seq-length",
+        )
     with progress("sizes") as shown:
         return size_llm(
             options.model,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpgo.base.validated import Record
 from hpgo.llm.estimate import schedule_of
 from hpgo.llm.memory import PipelineRankLayers, stage_memory
 from hpgo.llm.parallelism import ParallelismConfig, changed
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from hpgo.llm.mixed.problem import MixedProblem, Setting
     from hpgo.llm.step_time import LlmStage
+    from hpgo.timing.timeline import Timeline
 
     Array = npt.NDArray[np.float64]
 
@@ -170,6 +172,34 @@ class MixedPipeline:
         return PlacedPipeline(self, tuple(counts))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes(Record):
+    """Seconds of each stage of a pipeline, which its simulation needs. All tuples but two have an entry per stage."""
+
+    forward_s: tuple[float, ...]
+    """Forward pass of a micro-batch."""
+    backward_s: tuple[float, ...]
+    """Backward pass of a micro-batch."""
+    transfer_s: tuple[float, ...]
+    """Seconds that activations of a micro-batch occupy the link to the next stage. The last stage has no entry."""
+    latency_s: tuple[float, ...]
+    """Latency of that link. The last stage has no entry."""
+    grad_reduce_s: tuple[float, ...]
+    optimizer_s: tuple[float, ...]
+
+    def timeline(self, micro_batches: int) -> Timeline:
+        """Simulate a step of 1F1B."""
+        return simulate(
+            schedule_of(ParallelismConfig(pp=len(self.forward_s)), micro_batches),
+            forward_s=self.forward_s,
+            backward_s=self.backward_s,
+            transfer_s=self.transfer_s,
+            latency_s=self.latency_s,
+            gradient_sync_s=self.grad_reduce_s,
+            optimizer_s=self.optimizer_s,
+        )
+
+
 @dataclass(frozen=True)
 class PlacedPipeline:
     """A pipeline through several kinds with the layers of each stage."""
@@ -197,19 +227,22 @@ class PlacedPipeline:
         return tuple(self._parts[setting].stages[at] for at, setting in enumerate(self.pipeline.settings))
 
     @cached_property
+    def times(self) -> StageTimes:
+        """Times of each stage and of the links between them."""
+        rows, edges = self.stages, self.pipeline.edges
+        return StageTimes(
+            forward_s=tuple(one.forward_s for one in rows),
+            backward_s=tuple(one.backward_s for one in rows),
+            transfer_s=tuple(busy_s for busy_s, _ in edges),
+            latency_s=tuple(latency_s for _, latency_s in edges),
+            grad_reduce_s=tuple(one.grad_reduce_s for one in rows),
+            optimizer_s=tuple(one.optimizer_s for one in rows),
+        )
+
+    @cached_property
     def step_s(self) -> float:
         """Simulated step time of 1F1B."""
-        pipeline, rows = self.pipeline, self.stages
-        config = ParallelismConfig(pp=pipeline.num_stages)
-        return simulate(
-            schedule_of(config, pipeline.micro_batches),
-            forward_s=[one.forward_s for one in rows],
-            backward_s=[one.backward_s for one in rows],
-            transfer_s=[busy_s for busy_s, _ in pipeline.edges],
-            latency_s=[latency_s for _, latency_s in pipeline.edges],
-            gradient_sync_s=[one.grad_reduce_s for one in rows],
-            optimizer_s=[one.optimizer_s for one in rows],
-        ).makespan_s
+        return self.times.timeline(self.pipeline.micro_batches).makespan_s
 
     @cached_property
     def memory_bytes(self) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hpgo.base.checks import check_int, choice, number
-from hpgo.base.messages import brief, join_words, shorten
+from hpgo.base.messages import brief, join_words, printable, shorten
 from hpgo.base.presentation import Reported
 from hpgo.base.units import format_seconds
 from hpgo.base.validated import Record
@@ -19,6 +19,7 @@ from hpgo.llm.estimate import LlmEstimate
 from hpgo.llm.frameworks import framework_support
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.mixed.apart import ApartFound, KindsApart
+from hpgo.llm.mixed.pipeline import StageTimes
 from hpgo.llm.mixed.pipeline_search import PipelineFound, PipelineSearch
 from hpgo.llm.mixed.problem import GpuKind, MixedProblem
 from hpgo.llm.mixed.work_bound import work_bound_s
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from hpgo.llm.mixed.pipeline import PlacedPipeline
     from hpgo.llm.stack import Stack
+    from hpgo.timing.timeline import Timeline
 
 MixedFramework = Literal["flagscale", "megatron"]
 """Frameworks that run a pipeline through several kinds."""
@@ -68,6 +70,8 @@ class MixedPipelinePlan(Record):
     micro_batches: int
     samples_per_micro_batch: int
     """Sequences of a micro-batch over all replicas of a stage: dp × micro-batch size of each kind."""
+    times: StageTimes
+    """Seconds of each stage, over the stages of all kinds."""
     step_s: float
     bound_s: float
     """No pipeline of the search space has a shorter step. `step_s` itself if the search was complete."""
@@ -82,6 +86,14 @@ class MixedPipelinePlan(Record):
     def layers(self) -> tuple[int, ...]:
         """Number of layers of all stages."""
         return tuple(count for part in self.stages for count in part.layers)
+
+    def timeline(self) -> Timeline:
+        """Simulate a step again, with the actions of each stage. Its makespan is `step_s`."""
+        names = [
+            f"stage {at} ({part.gpus // len(part.layers)} × {part.kind})"
+            for at, part in enumerate(part for part in self.stages for _ in part.layers)
+        ]
+        return replace(self.times.timeline(self.micro_batches), row="stage", row_names=tuple(map(printable, names)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +179,9 @@ def mixed_problem(
         raise ClusterError(
             f"all nodes of cluster `{shorten(mixed.name)}` are equal", "plan it with `hpgo.plan_llm`", code="mismatch"
         )
-    check_int("global_batch_size", global_batch_size)
-    check_positions(model, check_int("seq_length", seq_length))
+    global_batch_size = check_int("global_batch_size", global_batch_size)
+    seq_length = check_int("seq_length", seq_length)
+    check_positions(model, seq_length)
     choice("precision", precision, get_args(Precision))
     row, _ = framework_support(_KERNELS)
     kinds = []
@@ -239,8 +252,8 @@ def plan_mixed_llm(
     answer = MixedPlanSearch(
         transformer=problem.model,
         cluster=mixed,
-        global_batch_size=global_batch_size,
-        seq_length=seq_length,
+        global_batch_size=problem.global_batch_size,
+        seq_length=problem.seq_length,
         precision=precision,
         pipeline=None if pipeline.best is None else _pipeline_plan(pipeline, pipeline.best),
         shares=() if replicas is None else _shares(problem, replicas),
@@ -286,6 +299,7 @@ def _pipeline_plan(found: PipelineFound, placed: PlacedPipeline) -> MixedPipelin
         stages=tuple(parts),
         micro_batches=many,
         samples_per_micro_batch=pipeline.samples,
+        times=placed.times,
         step_s=placed.step_s,
         bound_s=min(found.bound_s, placed.step_s),
         pipelines=found.pipelines,
@@ -326,6 +340,6 @@ def _nothing_fits(problem: MixedProblem, mixed: MixedCluster) -> InfeasibleError
     return InfeasibleError(
         f"no configuration of `{shorten(problem.model.name)}` fits in the memory of `{shorten(mixed.name)}` ({kinds}):"
         " neither one pipeline through all kinds, nor replicas on one of them",
-        "use more nodes, or GPUs with more memory",
+        "use more nodes, or GPUs with more memory" + (", or reserve less" if problem.reserved_bytes else ""),
         code="insufficient_memory",
     )
