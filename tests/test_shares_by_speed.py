@@ -151,7 +151,7 @@ def test_devices_of_one_speed_get_the_plan_without_the_option() -> None:
         ({"schedule": "zb_h1"}, "only plans under 1f1b"),
         ({"schedule": "auto"}, "only plans under 1f1b"),
         ({"tolerance": 0.01}, "tolerance"),
-        ({"framework": "torch"}, "equally many samples"),
+        ({"framework": "torch"}, "the same number of samples"),
     ],
 )
 def test_shares_by_speed_are_refused_where_they_cannot_be(options: dict[str, object], message: str) -> None:

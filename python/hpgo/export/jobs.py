@@ -257,7 +257,7 @@ def _check_samples(program: Program, row: Framework) -> None:
         counts = [len(rows) for rows in stage.rows]
         if max(counts) - min(counts) > 1:
             raise ArgumentError(
-                f"{row.title} gives replicas equally many samples, but stage {number} gives its replicas"
+                f"{row.title} gives replicas the same number of samples, but stage {number} gives its replicas"
                 f" {min(counts)} to {max(counts)} of each micro-batch",
                 "plan without `shares_by_speed`, or run the plan with `hpgo run`",
                 code="unsupported",

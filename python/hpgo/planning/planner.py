@@ -120,7 +120,7 @@ def plan(
         return checked(solve(question))
     if question.shares_by_speed:
         raise ArgumentError(
-            f"{framework} gives all replicas of a stage equally many samples, so it can't run shares by speed",
+            f"{framework} gives all replicas of a stage the same number of samples, so it can't run shares by speed",
             "leave out `shares_by_speed`, or run the plan with `hpgo run`",
             code="unsupported",
         )

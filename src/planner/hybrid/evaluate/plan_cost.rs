@@ -251,8 +251,7 @@ impl<'a> PlanEvaluator<'a> {
         let sync_tail = |overlap| {
             let of_groups = groups.iter().map(|group| {
                 let totals = &self.totals[&group.samples];
-                let tail_s =
-                    cost::sync_without_s(model, totals, group.pace, cuts, devices.sync, overlap, excluded);
+                let tail_s = cost::sync_without_s(model, totals, group.pace, cuts, devices.sync, overlap, excluded);
                 (totals.longest_s(group.pace, cuts).1, tail_s)
             });
             cost::exposed_s(of_groups, overlap) + tied_s

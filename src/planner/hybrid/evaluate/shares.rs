@@ -66,13 +66,9 @@ impl Shares {
             let pace = Pace::NONE.with(node);
             match kinds.iter_mut().find(|kind| kind.pace.key() == pace.key()) {
                 Some(kind) => kind.positions.push(position),
-                None => kinds.push(Kind {
-                    pace,
-                    positions: vec![position],
-                    measured_s: Vec::new(),
-                    more: 0,
-                    next_s: 0.0,
-                }),
+                None => {
+                    kinds.push(Kind { pace, positions: vec![position], measured_s: Vec::new(), more: 0, next_s: 0.0 });
+                }
             }
         }
         if kinds.len() < 2 {
