@@ -212,13 +212,13 @@ def shares_by_speed(
 
 
 def alike(model: Model, nodes: Nodes, device: int) -> object:
-    """What devices with equal times of the whole model agree in."""
+    """What devices that count as one type agree in: whether they have times of their own, and their times."""
     of_type, speed = kind(model, nodes, device)
     if not any(model.is_timed_on(name) for name in nodes.type):
         return speed
     rows = [model.on(name, of_type) for name in model.layers]
     passes = [[*row["forward_s"], *model.told(row, "input_gradient_s"), *row["backward_s"]] for row in rows]
-    return tuple(takes / speed for row in passes for takes in row)
+    return bool(of_type), *(takes / speed for row in passes for takes in row)
 
 
 def kind(model: Model, nodes: Nodes, device: int) -> tuple[str, float]:
