@@ -29,6 +29,7 @@ class Question:
     shard_optimizer: bool
     even_split: bool
     overlap_p2p_comm: bool = True
+    shares_by_speed: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -38,6 +39,7 @@ class Question:
             "overlap": self.overlap,
             "overlap_p2p_comm": self.overlap_p2p_comm,
             "even_split": self.even_split,
+            "shares_by_speed": self.shares_by_speed,
             "memory": hpgo.MemoryModel(shard_optimizer=self.shard_optimizer),
         }
 
@@ -68,6 +70,8 @@ class Question:
                 overlap=self.overlap,
                 overlap_p2p_comm=self.overlap_p2p_comm,
                 shard_optimizer=self.shard_optimizer,
+                shares_by_speed=self.shares_by_speed,
+                min_samples=self.profile.batch_sizes[0],
             )
             for recompute in ([False, True] if self.recompute == "auto" else [bool(self.recompute)])
         ]
@@ -204,6 +208,7 @@ class Case:
             "overlap": assumed.overlap,
             "overlap_p2p_comm": assumed.overlap_p2p_comm,
             "include_data_loading": assumed.include_data_loading,
+            "shares_by_speed": assumed.shares_by_speed,
             "memory": hpgo.MemoryModel(
                 gradients_per_weight=assumed.gradients_per_weight,
                 optimizer_per_weight=assumed.optimizer_per_weight,

@@ -159,6 +159,7 @@ fn questions() -> impl Strategy<Value = Question> {
                 pipeline_micro_batch_sizes,
                 min_samples_per_replica: 1,
                 uneven_shares,
+                shares_by_speed: false,
                 overlap_sync,
                 overlap_p2p_comm,
                 recompute,

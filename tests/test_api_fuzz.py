@@ -175,7 +175,8 @@ TYPES_FILE = "t: {bw_Mbps: 9, mem_MB: 99, model_profiles: {m: [{batch_size: 1, d
 
 PLANNED = {
     "schedule": "1f1b", "pipeline_micro_batch_size": 1,
-    "min_samples_per_replica": 1, "recompute": False, "even_split": False, "overlap_p2p_comm": True,
+    "min_samples_per_replica": 1, "recompute": False, "even_split": False, "shares_by_speed": False,
+    "overlap_p2p_comm": True,
     "overlap": True, "memory": hpgo.MemoryModel(), "include_data_loading": False,
 }  # fmt: skip
 CHAINED = {
@@ -373,7 +374,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 hpgo.program,
                 {"schedule": SCHEDULE, "stages": [(["a"], [0]), (["b"], [1])], "pipeline_micro_batch_size": 1,
                  "global_batch_size": 4, "nodes": [2], "boundary_tensors": [[BoundaryTensor("a")]], "recompute": False,
-                 "shard_optimizer": False, "gpus_per_device": 1, "costs": hpgo.Costs()},
+                 "shard_optimizer": False, "gpus_per_device": 1, "costs": hpgo.Costs(),
+                 "samples_by_replica": [[1], [1]]},
             ),
             "estimate": (
                 hpgo.estimate,

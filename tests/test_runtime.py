@@ -78,6 +78,7 @@ def put(
         nodes=(world,),
         recompute=how.pop("recompute", False),
         shard_optimizer=how.pop("shard_optimizer", False),
+        samples_by_replica=how.pop("samples_by_replica", ()),
     )
     return {"program": json.loads(program.to_json()), "workload": f"runtime_models:{workload}", **how}
 
@@ -166,6 +167,9 @@ def test_any_replicas_and_uneven_rows_give_one_processs_gradients(tmp_path: Path
         put("1f1b", [[0], [1]], steps=5, adamw=True, clip_norm=0.1, workload="tied"),
         put("zb_v", [[0, 2], [1]], steps=5, adamw=True, clip_norm=0.1, workload="tied", shard_optimizer=True),
         put("1f1b", [[0, 1], [2, 3]], share=3, workload="weighted"),
+        # Samples by the speed of replicas.
+        put("1f1b", [[0, 1], [2, 3]], share=6, samples_by_replica=[[1, 5], [4, 2]]),
+        put("gpipe", [[0], [1, 2, 3]], share=7, samples_by_replica=[(), (1, 4, 2)], workload="weighted"),
         put("1f1b", [[0, 1], [2]], share=3, workload="dropping", recompute=True),
         put("interleaved", [[0, 1], [2]], share=3, workload="dropping"),
     ]

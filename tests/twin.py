@@ -30,6 +30,8 @@ class Assumed:
     optimizer_per_weight: float = 2.0
     shard_optimizer: bool = False
     reserved_bytes: float = 0.0
+    shares_by_speed: bool = False
+    min_samples: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,17 @@ class Stage:
     saved_activation_bytes: float
     recomputed_bytes: float
     capacity_bytes: float
+    shares: tuple[int, ...] = ()
+    by_device: tuple[Stage, ...] = ()
+    """The stage with the memory of each device, if shares are by speed."""
+
+    def fits(self, in_flight: int) -> bool:
+        return all(one.holds_bytes(in_flight) <= one.capacity_bytes for one in self.by_device or [self])
+
+    def tightest(self, in_flight: int) -> Stage:
+        """The stage with the memory of the device with the least to spare."""
+        each = self.by_device or (self,)
+        return min(each, key=lambda one: one.capacity_bytes - one.holds_bytes(in_flight))
 
     def activations_bytes(self, in_flight: int) -> float:
         return self.saved_activation_bytes * in_flight + self.recomputed_bytes
@@ -176,6 +189,44 @@ def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) ->
     return priced
 
 
+def shares_by_speed(
+    model: Model, nodes: Nodes, assumed: Assumed, computing: Sequence[str], ids: Sequence[str], devices: Sequence[int]
+) -> tuple[int, ...]:
+    """The samples of each device, one sample after another; none if all devices are alike."""
+    kind_of = {device: alike(model, nodes, device) for device in devices}
+    if len({*kind_of.values()}) < 2:
+        return ()
+    given = dict.fromkeys(sorted(devices), assumed.min_samples)
+    while sum(given.values()) < assumed.micro_batch:
+        taker, shortest = -1, 0.0
+        for device, samples in given.items():
+            of_type, speed = kind(model, nodes, device)
+            if samples > min(given[other] for other in devices if kind_of[other] == kind_of[device]):
+                continue
+            takes = model.sum("forward_s", computing, samples + 1, of_type)
+            takes = (takes + model.sum("backward_s", ids, samples + 1, of_type)) / speed
+            if taker < 0 or takes < shortest * (1 - 1e-9):
+                taker, shortest = device, takes
+        given[taker] += 1
+    return tuple(given[device] for device in devices)
+
+
+def alike(model: Model, nodes: Nodes, device: int) -> object:
+    """What devices that count as one type agree in: whether they have times of their own, and their times."""
+    of_type, speed = kind(model, nodes, device)
+    if not any(model.is_timed_on(name) for name in nodes.type):
+        return speed
+    rows = [model.on(name, of_type) for name in model.layers]
+    passes = [[*row["forward_s"], *model.told(row, "input_gradient_s"), *row["backward_s"]] for row in rows]
+    return bool(of_type), *(takes / speed for row in passes for takes in row)
+
+
+def kind(model: Model, nodes: Nodes, device: int) -> tuple[str, float]:
+    """The type and speed that give a device its times. Types with times of their own have no speed."""
+    timed = model.is_timed_on(nodes.type[device])
+    return (nodes.type[device], 1.0) if timed else ("", nodes.speed[device])
+
+
 def price_stage(
     model: Model,
     nodes: Nodes,
@@ -188,15 +239,16 @@ def price_stage(
 ) -> Stage:
     """What the stage with these layers behind those of `before` takes and holds, between its neighbours' devices."""
     share = -(-assumed.micro_batch // len(devices))
-    kinds = {(nodes.type[device], nodes.speed[device]) for device in devices}
-    # Types with times of their own have no speed.
-    kinds = {(of_type, 1.0) if model.is_timed_on(of_type) else ("", speed) for of_type, speed in kinds}
     computing = [name for name in ids if assumed.include_data_loading or not model.loads(name)]
-    forward = max(model.sum("forward_s", computing, share, of_type) / speed for of_type, speed in kinds)
+    shares: tuple[int, ...] = ()
+    if assumed.shares_by_speed:
+        shares = shares_by_speed(model, nodes, assumed, computing, ids, devices)
+        share = max(shares, default=share)
+    each = shares or (share,) * len(devices)
+    kinds = {(*kind(model, nodes, device), samples) for device, samples in zip(devices, each, strict=True)}
+    forward = max(model.sum("forward_s", computing, samples, of_type) / speed for of_type, speed, samples in kinds)
     held = sum(model.layers[name]["parameter_bytes"] for name in ids) + model.copied
-    saved = model.sum("saved_bytes", ids, share)
     read, made = model.crossing(before), model.crossing(before | set(ids))
-    entering, leaving = (model.sum("activation_bytes", names, share) for names in (read, made))
     busy = arrives = 0.0
     if receivers:
         size = model.sum("activation_bytes", made, assumed.micro_batch)
@@ -208,19 +260,30 @@ def price_stage(
     summed = sync = 0.0
     computed_on = dict.fromkeys(kinds, 0.0)
     for name in reversed(ids):
-        for of_type, speed in kinds:
-            computed_on[of_type, speed] += model.sum("backward_s", [name], share, of_type) / speed
+        for of_type, speed, samples in kinds:
+            computed_on[of_type, speed, samples] += model.sum("backward_s", [name], samples, of_type) / speed
         takes = nodes.all_reduce_s(model.sent[name], devices)
         # The gradients of all replicas must be there.
         summed = max(summed, *computed_on.values()) + takes
         sync += takes
     computed = max(computed_on.values())
     inputs, weights = (
-        max(model.sum(f"{half}_gradient_s", ids, share, of_type) / speed for of_type, speed in kinds)
+        max(model.sum(f"{half}_gradient_s", ids, samples, of_type) / speed for of_type, speed, samples in kinds)
         for half in ("input", "weight")
     )
     tail = summed - computed if assumed.overlap else sync
-    return Stage(
+
+    def held_by(samples: int) -> dict[str, float]:
+        saved = model.sum("saved_bytes", ids, samples)
+        entering, leaving = (model.sum("activation_bytes", names, samples) for names in (read, made))
+        return {
+            "buffers_bytes": 2 * (entering + leaving),
+            "saved_activation_bytes": entering if assumed.recompute else saved,
+            "recomputed_bytes": saved * assumed.recompute,
+        }
+
+    capacity = min(nodes.memory_bytes[device] for device in devices) - assumed.reserved_bytes
+    stage = Stage(
         share=share,
         forward_s=forward,
         backward_s=computed + forward * assumed.recompute,
@@ -235,8 +298,12 @@ def price_stage(
         weights_bytes=held,
         gradients_bytes=held * assumed.gradients_per_weight,
         optimizer_bytes=held * assumed.optimizer_per_weight / (len(devices) if assumed.shard_optimizer else 1),
-        buffers_bytes=2 * (entering + leaving),
-        saved_activation_bytes=entering if assumed.recompute else saved,
-        recomputed_bytes=saved * assumed.recompute,
-        capacity_bytes=min(nodes.memory_bytes[device] for device in devices) - assumed.reserved_bytes,
+        **held_by(share),
+        capacity_bytes=capacity,
+        shares=shares,
     )
+    memories = [
+        replace(stage, **held_by(samples), capacity_bytes=nodes.memory_bytes[device] - assumed.reserved_bytes)
+        for device, samples in zip(devices, shares, strict=False)
+    ]
+    return replace(stage, by_device=tuple(memories))

@@ -18,7 +18,7 @@ def windows(assumed: Assumed, stages: Sequence[Stage]) -> list[tuple[int, ...]]:
         behind = len(stages) - number
         minimum = assumed.micro_batches if assumed.schedule == "gpipe" else min(assumed.micro_batches, behind)
         maximum = min(assumed.micro_batches, 2 * behind - 1) if assumed.schedule == "eager_1f1b" else minimum
-        rows.append([held for held in range(minimum, maximum + 1) if stage.holds_bytes(held) <= stage.capacity_bytes])
+        rows.append([held for held in range(minimum, maximum + 1) if stage.fits(held)])
     return [row for row in product(*rows) if all(held >= later for held, later in pairwise(row))]
 
 

@@ -36,6 +36,7 @@ class MemoryRecord(TypedDict):
 @type_check_only
 class CostRecord(TypedDict):
     samples_per_replica: int
+    samples_by_replica: list[int]
     forward_s: float
     backward_s: float
     input_gradient_s: float | None
@@ -47,6 +48,7 @@ class CostRecord(TypedDict):
     exposed_grad_reduce_s: float
     memory: MemoryRecord
     capacity_bytes: float
+    memory_by_share: list[tuple[MemoryRecord, float]]
     recompute: bool
 
 @type_check_only
@@ -74,6 +76,7 @@ class SearchRecord(TypedDict):
     stop_reason: _Stopped | None
     explored_labels: int
     simulated: int
+    shares_by_speed: bool
 
 @type_check_only
 class TriedRecord(TypedDict):

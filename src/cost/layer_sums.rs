@@ -364,6 +364,13 @@ impl LayerSums {
         }
     }
 
+    /// Returns the forward and backward seconds together of the layers between two cuts, at each measured batch size.
+    #[must_use]
+    pub fn measured_s(&self, pace: Pace, cuts: (usize, usize)) -> Vec<f64> {
+        let both_s = |(forward_s, backward_s): (f64, f64)| forward_s + backward_s;
+        self.measured.iter().map(|totals| both_s(totals.longest_s(pace, cuts))).collect()
+    }
+
     /// Returns the cuts strictly inside `end`, largest number first: a stage that ends at `end` may begin at any of
     /// them.
     #[must_use]

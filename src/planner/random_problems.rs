@@ -14,6 +14,7 @@ pub(super) fn settings(global_batch: u32, pipeline_micro_batch_sizes: Vec<u32>) 
         pipeline_micro_batch_sizes,
         min_samples_per_replica: 1,
         uneven_shares: true,
+        shares_by_speed: false,
         overlap_sync: true,
         overlap_p2p_comm: true,
         recompute: vec![Recompute::Never],

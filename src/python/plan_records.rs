@@ -48,6 +48,7 @@ pub(super) struct SettingsRecord {
     pub(super) recompute_by_stage: bool,
     pub(super) schedule: String,
     pub(super) even_split: bool,
+    pub(super) shares_by_speed: bool,
     pub(super) overlap: bool,
     pub(super) overlap_p2p_comm: bool,
     pub(super) memory: MemoryModel,
@@ -72,6 +73,7 @@ impl SettingsRecord {
             pipeline_micro_batch_sizes: self.pipeline_micro_batch_sizes,
             min_samples_per_replica: self.min_samples_per_replica,
             uneven_shares: !self.even_split,
+            shares_by_speed: self.shares_by_speed,
             overlap_sync: self.overlap,
             overlap_p2p_comm: self.overlap_p2p_comm,
             recompute: recompute_choices(&self.recompute, self.recompute_by_stage),
@@ -126,6 +128,8 @@ pub(super) struct SearchRecord {
     pub(super) stop_reason: Option<&'static str>,
     pub(super) explored_labels: u64,
     pub(super) simulated: u64,
+    /// Whether the plan has shares by speed.
+    pub(super) shares_by_speed: bool,
 }
 
 /// Result of a search for one schedule: a plan, which may need more memory than there is, or a message that explains

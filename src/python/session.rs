@@ -22,6 +22,7 @@ use crate::model::lineage::Lineage;
 use crate::model::states::{CutPoints, Cuts};
 use crate::planner::action_lists::{self, Outcome, Problem, VirtualStageLimits};
 use crate::planner::hybrid::{self, CandidatePlan, EvaluatedPlan, Schedules, Settings};
+use crate::planner::shares_by_speed;
 
 fn name_of(stopped: Stopped) -> &'static str {
     match stopped {
@@ -104,6 +105,7 @@ impl<'a> Asked<'a> {
             stop_reason: answer.stopped.map(name_of),
             explored_labels: answer.labels,
             simulated: answer.simulated,
+            ..SearchRecord::default()
         };
         (self.record((answer.plan, answer.evaluated)), search)
     }
@@ -301,13 +303,20 @@ impl Session {
         watched(py, &control, progress.as_ref(), true, || {
             // Listing cuts can take seconds. A proof that nothing fits is faster, and makes the list needless.
             let is_listed = self.cuts.get().is_some() || self.parts.is_some();
-            if !is_listed && self.fits_nowhere(&settings, Schedules::OF_SETTINGS, &control)? {
+            // These proofs count even shares.
+            let is_even = !settings.shares_by_speed;
+            if is_even && !is_listed && self.fits_nowhere(&settings, Schedules::OF_SETTINGS, &control)? {
                 return Err(hybrid::no_plan_fits());
             }
             let (states, model) = self.cuts(&control)?;
             let asked = Asked { session: self, states, model, settings: &settings, control: &control };
-            let answer = hybrid::plan(model, &self.cluster, &settings, &control)?;
-            Ok(asked.certified(answer))
+            let (answer, shares_by_speed) = if settings.shares_by_speed {
+                shares_by_speed::plan(model, &self.cluster, &settings, &control)?
+            } else {
+                (hybrid::plan(model, &self.cluster, &settings, &control)?, false)
+            };
+            let (plan, search) = asked.certified(answer);
+            Ok((plan, SearchRecord { shares_by_speed, ..search }))
         })
     }
 

@@ -36,7 +36,7 @@ _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
 
 SECTIONS = {
     "Problem": "cluster global_batch_size {}schedule pipeline_micro_batch_size min_samples_per_replica even_split"
-    " no_overlap no_overlap_p2p_comm include_data_loading",
+    " shares_by_speed no_overlap no_overlap_p2p_comm include_data_loading",
     "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer reserve_memory",
     "Input file options": "profile_batch_size profile_layer_counts profile_boundary",
 }
@@ -220,6 +220,11 @@ class ProblemOptions(ProfileFileOptions):
     even_split: bool = option(
         "--even-split", is_flag=True, help="Give all replicas of a stage the same number of samples."
     )
+    shares_by_speed: bool = option(
+        "--shares-by-speed",
+        is_flag=True,
+        help="Also try plans whose replicas of different speed get samples by their speed.",
+    )
     no_overlap: bool = option(
         "--no-overlap", is_flag=True, help="Reduce gradients after the last backward pass, not during it."
     )
@@ -247,6 +252,7 @@ class ProblemOptions(ProfileFileOptions):
             "min_samples_per_replica": self.min_samples_per_replica,
             "recompute": _RECOMPUTE[self.recompute],
             "even_split": self.even_split,
+            "shares_by_speed": self.shares_by_speed,
             "overlap": not self.no_overlap,
             "overlap_p2p_comm": not self.no_overlap_p2p_comm,
             "include_data_loading": self.include_data_loading,

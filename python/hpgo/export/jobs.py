@@ -81,6 +81,7 @@ class ExportJob:
             gpus_per_device=gpus,
         )
         _check_chain(program, row)
+        _check_samples(program, row)
         replicas = len(program.stages[0].devices)
         runs = replace(program, schedule=_schedule_of(program.schedule, row))
         overlap = replicas > 1 and plan is not None and plan.assumed.overlap
@@ -247,6 +248,19 @@ def _check_memory(plan: Plan) -> None:
                 f" {format_bytes(group.capacity_bytes)}",
                 "make a plan that fits with `hpgo plan`",
                 code="insufficient_memory",
+            )
+
+
+def _check_samples(program: Program, row: Framework) -> None:
+    """Raise ArgumentError if replicas of a stage get samples by their speed."""
+    for number, stage in enumerate(program.stages):
+        counts = [len(rows) for rows in stage.rows]
+        if max(counts) - min(counts) > 1:
+            raise ArgumentError(
+                f"{row.title} gives replicas the same number of samples, but stage {number} gives its replicas"
+                f" {min(counts)} to {max(counts)} of each micro-batch",
+                "plan without `shares_by_speed`, or run the plan with `hpgo run`",
+                code="unsupported",
             )
 
 

@@ -13,6 +13,7 @@ speed 1.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -215,23 +216,24 @@ class _Checked:
         if max(stage.devices) >= len(devices):
             return None
         passes_s = []
-        for device in {id(devices[one]): devices[one] for one in stage.devices}.values():
+        samples_of = stage.samples_by_replica or [stage.samples_per_replica] * stage.replicas
+        records = zip(stage.devices, samples_of, strict=True)
+        for device, samples in {(id(devices[one]), count): (devices[one], count) for one, count in records}.values():
             profile, speed = times.on(device)
             if profile is times.profile:
-                forward_s, backward_s = self.seconds(at, stage.samples_per_replica)
+                forward_s, backward_s = self.seconds(at, samples)
             else:
-                forward_s, backward_s = self._typed_s(profile, stage)
+                forward_s, backward_s = self._typed_s(profile, stage, samples)
             passes_s.append((forward_s / speed, backward_s / speed))
         # The slowest kind of device may be another one for each pass.
         return max(forward_s for forward_s, _ in passes_s), max(backward_s for _, backward_s in passes_s)
 
-    def _typed_s(self, profile: Profile, stage: Stage) -> tuple[float, float]:
-        """Return the forward and backward seconds of a stage with the times of `profile`."""
+    def _typed_s(self, profile: Profile, stage: Stage, samples: int) -> tuple[float, float]:
+        """Return the forward and backward seconds of a stage for `samples` samples with the times of `profile`."""
         sizes, layers = profile.batch_sizes, self.sources.layers_of(profile)
         own = [layers[layer] for layer in stage.layers]
         forward_s = [sum(layer.forward_s[at] for layer in own) for at in range(len(sizes))]
         backward_s = [sum(layer.backward_s[at] for layer in own) for at in range(len(sizes))]
-        samples = stage.samples_per_replica
         return at_batch(sizes, forward_s, samples), at_batch(sizes, backward_s, samples)
 
     def seconds(self, stage: int, samples: int) -> tuple[float, float]:
@@ -307,9 +309,19 @@ def compared_steps_are_their_plans(one: _Checked) -> str:
 
 
 def shares_make_the_micro_batch(one: _Checked) -> str:
-    """Replicas of a stage share each micro-batch: the largest share is the micro-batch over replicas, rounded up."""
+    """Replicas of a stage share each micro-batch: the largest share is the micro-batch over replicas, rounded up.
+
+    Shares by speed are whole numbers from the smallest allowed one on that add up to the micro-batch.
+    """
     plan, assumed = one.plan, one.plan.assumptions
     for at, stage in enumerate(plan.stages):
+        if samples := stage.samples_by_replica:
+            least = 1 if assumed is None else assumed.min_samples_per_replica
+            is_whole = len(samples) == stage.replicas and sum(samples) == plan.pipeline_micro_batch_size
+            allowed = assumed is None or assumed.shares_by_speed
+            if not (allowed and is_whole and min(samples) >= least and max(samples) == stage.samples_per_replica):
+                return f"stage {at}"
+            continue
         # Shares differ by at most one sample, so the largest is the quotient rounded up.
         minimum, rest = divmod(plan.pipeline_micro_batch_size, stage.replicas)
         uneven = rest and assumed is not None and assumed.even_split
@@ -368,7 +380,9 @@ def speed_up_is_possible(one: _Checked) -> str:
     if not is_equal(plan.one_device_step_s, plan.micro_batches * one_device_s):
         return "`one_device_step_s`"
     shared_s = sum(
-        stage.replicas * sum(one.seconds(at, stage.samples_per_replica)) for at, stage in enumerate(plan.stages)
+        count * sum(one.seconds(at, samples))
+        for at, stage in enumerate(plan.stages)
+        for samples, count in (Counter(stage.samples_by_replica) or {stage.samples_per_replica: stage.replicas}).items()
     )
     speeds = sum(one.sources.speeds[device] for group in plan.groups for device in group.devices)
     cheaper = one_device_s / shared_s if shared_s else inf

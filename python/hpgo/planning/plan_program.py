@@ -117,6 +117,7 @@ def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
         shard_optimizer=plan.assumptions is not None and plan.assumptions.memory.shard_optimizer,
         gpus_per_device=1 if plan.assumptions is None else plan.assumptions.gpus_per_device,
         costs=Costs.of_stages(plan.stages),
+        samples_by_replica=[stage.samples_by_replica for stage in plan.stages],
     )
     cluster = None if plan.assumptions is None else plan.assumptions.cluster
     # A plan that was saved without its cluster does not know the device types.

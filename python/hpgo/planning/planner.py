@@ -71,6 +71,8 @@ def plan(
             both for each stage ("auto").
         even_split=False: give all replicas of a stage the same number of samples (True), or allow a difference of
             one sample (False). The largest number sets the time.
+        shares_by_speed=False: also try plans whose replicas of different speed get samples by their speed, so that
+            the slowest replica takes less time; only under `1f1b`, `eager_1f1b` and `gpipe`.
         overlap=True: reduce gradients layer by layer during the backward pass.
         overlap_p2p_comm=True: compute while transfers between stages are on the links. If False, each pass of a stage
             also takes the transfers of its input and output; only under `1f1b`, `eager_1f1b` and `gpipe`.
@@ -116,6 +118,12 @@ def plan(
 
     if framework is None:
         return checked(solve(question))
+    if question.shares_by_speed:
+        raise ArgumentError(
+            f"{framework} gives all replicas of a stage the same number of samples, so it can't run shares by speed",
+            "leave out `shares_by_speed`, or run the plan with `hpgo run`",
+            code="unsupported",
+        )
     # Most plans have no framework, so these modules are imported only here.
     from hpgo.planning.framework_restriction import restricted, solved, with_restriction
     from hpgo.programs.frameworks import framework as find_framework
@@ -133,6 +141,10 @@ def _best(
     progress: Callable[[float, float], object] | None,
 ) -> Plan:
     """Return the best plan of a checked problem, under any schedule."""
+    if question.shares_by_speed and tolerance is not None:
+        raise ArgumentError(
+            "`tolerance` is not supported for shares by speed", "leave out `tolerance`", code="conflict"
+        )
     if question.schedule in SCHEDULES:
         started_s = time.monotonic()
         best = search(question, time_limit_s, progress)
@@ -140,7 +152,10 @@ def _best(
             # The search for a smaller plan gets the time that the first search left.
             left_s = None if time_limit_s is None else time_limit_s - (time.monotonic() - started_s)
             best = min_memory(question, best, float(tolerance), left_s)
-        return with_leaner(question, with_alternatives(question, best))
+        # The search for alternatives, and its bounds, are about even shares.
+        even = replace(question, shares_by_speed=False)
+        best = with_alternatives(even, best)
+        return best if best.assumed.shares_by_speed else with_leaner(even, best)
     if tolerance is not None:
         raise ArgumentError(
             f"`tolerance` is not supported for schedule {question.schedule!r}",

@@ -68,6 +68,8 @@ class Assumptions(Record):
     overlap_p2p_comm: bool = True
     """Whether a stage computes while its transfers are on the links. Otherwise each of its passes takes them as
     well."""
+    shares_by_speed: bool = False
+    """Whether replicas of different speed get samples by their speed."""
 
 
 @dataclass(frozen=True, slots=True)

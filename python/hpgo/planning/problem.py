@@ -90,6 +90,7 @@ class PlanOptions(TypedDict, total=False):
     min_samples_per_replica: int | None
     recompute: bool | Literal["auto"]
     even_split: bool
+    shares_by_speed: bool
     overlap: bool
     overlap_p2p_comm: bool
     memory: MemoryModel | OptimizerName | None
@@ -127,6 +128,8 @@ class PlanningProblem:
     overlap_p2p_comm: bool = True
     """Whether a stage computes while its transfers are on the links. Otherwise each of its passes takes them as
     well."""
+    shares_by_speed: bool = False
+    """Whether replicas of different speed may get samples by their speed."""
     equal_replicas: bool = False
     """Whether all stages must have the same number of replicas."""
     parts: tuple[tuple[int, ...], ...] | None = None
@@ -165,6 +168,7 @@ class PlanningProblem:
         min_samples_per_replica: int | None = None,
         recompute: bool | str = False,
         even_split: bool = False,
+        shares_by_speed: bool = False,
         overlap: bool = True,
         overlap_p2p_comm: bool = True,
         memory: MemoryModel | OptimizerName | None = None,
@@ -195,12 +199,14 @@ class PlanningProblem:
             )
         # Accept only bools: other values, such as the text "no", would count as true.
         switches = {
-            "even_split": even_split, "overlap": overlap, "overlap_p2p_comm": overlap_p2p_comm,
-            "include_data_loading": include_data_loading,
+            "even_split": even_split, "shares_by_speed": shares_by_speed, "overlap": overlap,
+            "overlap_p2p_comm": overlap_p2p_comm, "include_data_loading": include_data_loading,
         }  # fmt: skip
         for name, value in switches.items():
             check_flag(name, value)
         check_transfers(schedule, overlap_p2p_comm=overlap_p2p_comm)
+        if shares_by_speed:
+            _check_shares_by_speed(schedule, even_split=even_split)
         return cls(
             profile=(profile if include_data_loading else profile.without_loading()).with_consistent_split(),
             cluster=cluster,
@@ -212,6 +218,9 @@ class PlanningProblem:
             even_split=even_split,
             overlap=overlap,
             overlap_p2p_comm=overlap_p2p_comm,
+            shares_by_speed=shares_by_speed,
+            # The decision by stage is proven for one memory per stage, which these shares do not have.
+            recompute_by_stage=not shares_by_speed,
             memory=_checked(memory, cluster),
             loading_s=0.0
             if include_data_loading
@@ -230,6 +239,22 @@ def check_transfers(schedule: str, *, overlap_p2p_comm: bool) -> None:
             f"the schedule is {safe_repr(schedule)}, but only plans under {', '.join(SCHEDULES)} have transfers without"
             " overlap",
             f"use schedule={DEFAULT_SCHEDULE!r}, or leave out `overlap_p2p_comm`",
+            code="unsupported",
+        )
+
+
+def _check_shares_by_speed(schedule: str, *, even_split: bool) -> None:
+    """Raise ArgumentError if replicas can't get samples by their speed under these options."""
+    if even_split:
+        raise ArgumentError(
+            "`shares_by_speed` gives replicas different numbers of samples, but `even_split` forbids that",
+            "leave out one of both",
+            code="conflict",
+        )
+    if schedule not in SCHEDULES:
+        raise ArgumentError(
+            f"the schedule is {safe_repr(schedule)}, but only plans under {', '.join(SCHEDULES)} have shares by speed",
+            f"use schedule={DEFAULT_SCHEDULE!r}, or leave out `shares_by_speed`",
             code="unsupported",
         )
 

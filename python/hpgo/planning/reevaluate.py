@@ -33,6 +33,7 @@ def reevaluate(plan: Plan, profile: Profile | None = None, cluster: Cluster | No
         even_split=assumed.even_split,
         overlap=assumed.overlap,
         overlap_p2p_comm=assumed.overlap_p2p_comm,
+        shares_by_speed=assumed.shares_by_speed,
         memory=assumed.memory,
         include_data_loading=assumed.include_data_loading,
     )

@@ -30,6 +30,7 @@ def replan(plan: Plan, devices: int) -> Plan:
         even_split=assumed.even_split,
         overlap=assumed.overlap,
         overlap_p2p_comm=assumed.overlap_p2p_comm,
+        shares_by_speed=assumed.shares_by_speed,
         memory=assumed.memory,
         include_data_loading=assumed.include_data_loading,
         tolerance=None if plan.memory_preference is None else plan.memory_preference.tolerance,

@@ -44,14 +44,14 @@ def search(
         # The session holds the converted model, so that several searches of one problem convert it once.
         found, facts = question.session.plan(question, time_limit_s, progress)
     except InfeasibleError as error:
-        raise explained(error, question) from None
+        raise explained(error, replace(question, shares_by_speed=False)) from None
     return searched(question, found, facts)
 
 
 def searched(question: PlanningProblem, found: _core.PlanRecord, facts: _core.SearchRecord) -> Plan:
     """Return the plan of a search with its bounds. Raises InternalError if a bound exceeds the step."""
     # Bounds of a search can exceed the simulated step by rounding. `bounded` cuts them, or reports a false bound.
-    best = plan_of(question, found)
+    best = plan_of(replace(question, shares_by_speed=facts["shares_by_speed"]), found)
     return replace(
         best,
         lower_bound_s=bounded(best, "lower_bound_s", facts["lower_bound_s"]),
@@ -102,6 +102,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
                 devices=tuple(record["devices"]),
                 max_in_flight=record["max_in_flight"],
                 samples_per_replica=cost["samples_per_replica"],
+                samples_by_replica=_in_order(record["devices"], cost["samples_by_replica"]),
                 forward_s=cost["forward_s"],
                 backward_s=cost["backward_s"],
                 transfer_s=cost["transfer_s"],
@@ -145,6 +146,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
             even_split=question.even_split,
             overlap=question.overlap,
             overlap_p2p_comm=question.overlap_p2p_comm,
+            shares_by_speed=question.shares_by_speed,
             min_samples_per_replica=question.min_samples_per_replica,
             include_data_loading=question.include_data_loading,
             blocks=question.blocks,
@@ -153,6 +155,12 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
         made_with=_core.__version__,
         notes=notes(question, stages),
     )
+
+
+def _in_order(devices: Sequence[int], samples: Sequence[int]) -> tuple[int, ...]:
+    """Return samples of devices, which are listed by ascending device number, in the order of `devices`."""
+    samples_of = dict(zip(sorted(devices), samples, strict=False))
+    return tuple(samples_of[device] for device in devices) if samples_of else ()
 
 
 def _parted(profile: Profile, stages: Sequence[Stage]) -> tuple[TiedWeight, ...]:
@@ -215,6 +223,8 @@ def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
             alternatives.append(Alternative(name, None, 0, 0, 0.0, reason))
             continue
         other = plan_of(question, found)
+        if best.assumed.shares_by_speed:
+            other = _with_shares_by_speed(question, other)
         lacking = other.shortfall_bytes
         # An alternative that does not fit has no step time in the report, only its shortfall.
         if lacking:
@@ -231,6 +241,18 @@ def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
             Alternative(name, step_s, len(other.stages), other.pipeline_micro_batch_size, lacking, why, other)
         )
     return replace(best, alternatives=tuple(alternatives))
+
+
+def _with_shares_by_speed(question: PlanningProblem, plan: Plan) -> Plan:
+    """Return a plan with even shares with shares by speed instead. A plan and its alternatives share assumptions."""
+    index_of = {layer.id: index for index, layer in enumerate(question.profile.layers)}
+    size = (plan.pipeline_micro_batch_size,)
+    return evaluated(
+        replace(question, shares_by_speed=True, pipeline_micro_batch_sizes=size),
+        [([index_of[layer] for layer in stage.layers], list(stage.devices)) for stage in plan.stages],
+        max_in_flight=[stage.max_in_flight for stage in plan.stages],
+        recompute=[stage.recompute for stage in plan.stages],
+    )
 
 
 def explained(error: InfeasibleError, question: PlanningProblem) -> InfeasibleError:

@@ -18,7 +18,7 @@ from hpgo.base.messages import as_whole, exactly, pluralize, safe_repr, spans_of
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.programs.costs import Costs, StageBytes
-from hpgo.programs.ranks import GradientSum, ProgramStage, RankProgram, even_rows, rank_actions, rank_stages
+from hpgo.programs.ranks import GradientSum, ProgramStage, RankProgram, even_rows, rank_actions, rank_stages, rows_of
 from hpgo.programs.schedule import Schedule
 from hpgo.programs.stages import BoundaryTensor, recompute_by_stage
 
@@ -276,6 +276,7 @@ def program(
     shard_optimizer: bool = False,
     gpus_per_device: int = 1,
     costs: Costs | None = None,
+    samples_by_replica: Sequence[Sequence[int]] = (),
 ) -> Program:
     """Create a program: assign the stages of a schedule to devices.
 
@@ -292,6 +293,8 @@ def program(
         shard_optimizer: whether the replicas of a stage shard its optimizer state (ZeRO stage 1).
         gpus_per_device: number of GPUs that each device stands for. They shard each layer.
         costs: seconds and bytes, for `hpgo.simulate`.
+        samples_by_replica: samples of a micro-batch on each device of each stage. A stage without them, or any stage if
+            it is empty, divides its micro-batch evenly.
 
     Raises ArgumentError for a program that can't run: a wrong number of stages, a layer twice in a chain, a device on
     two ranks of the schedule, or a micro-batch with fewer samples than a stage has replicas.
@@ -321,8 +324,16 @@ def program(
     return Program(
         schedule=schedule,
         stages=tuple(
-            ProgramStage(layers, devices, even_rows(pipeline_micro_batch_size, len(devices)), crossing, again)
-            for (layers, devices), crossing, again in zip(parts, given, recomputing, strict=False)
+            ProgramStage(
+                layers,
+                devices,
+                rows_of(samples) if samples else even_rows(pipeline_micro_batch_size, len(devices)),
+                crossing,
+                again,
+            )
+            for (layers, devices), crossing, again, samples in zip(
+                parts, given, recomputing, samples_by_replica or [()] * len(parts), strict=False
+            )
         ),
         pipeline_micro_batch_size=pipeline_micro_batch_size,
         global_batch_size=check_int("global_batch_size", global_batch_size),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.validated import Record
@@ -181,7 +182,16 @@ def even_rows(pipeline_micro_batch_size: int, replicas: int) -> tuple[range, ...
     # Give each replica consecutive rows. Replicas of neighboring stages then share few ranges, so there are few
     # messages.
     base, longer = divmod(pipeline_micro_batch_size, replicas)
-    ends = [replica * base + min(replica, longer) for replica in range(replicas + 1)]
+    return rows_of([base + (replica < longer) for replica in range(replicas)])
+
+
+def rows_of(samples: Sequence[int]) -> tuple[range, ...]:
+    """Return the consecutive samples of a micro-batch for replicas that get these numbers of samples.
+
+    >>> rows_of([3, 1])
+    (range(0, 3), range(3, 4))
+    """
+    ends = list(accumulate(samples, initial=0))
     return tuple(map(range, ends, ends[1:]))
 
 

@@ -74,7 +74,8 @@ class Stage(Record):
     """Exposed gradient reduction: its seconds after the last backward pass."""
     memory: Memory
     capacity_bytes: float
-    """Memory of its smallest device in bytes, minus what is reserved."""
+    """Memory of its smallest device in bytes, minus what is reserved. If samples are by speed, `memory` and this are of
+    the device with the least free memory."""
     input_gradient_s: float | None = None
     """Seconds of the input-gradient pass of one micro-batch, without the forward pass that recomputation repeats. None
     if the profile does not split backward passes."""
@@ -85,6 +86,9 @@ class Stage(Record):
     exposed_transfer_s: float = 0.0
     """Exposed transfers: seconds of each pass in which the devices receive and send instead of computing. They are not
     in `forward_s` and `backward_s`. 0 if transfers overlap with computation."""
+    samples_by_replica: tuple[int, ...] = ()
+    """Samples of a micro-batch on each of `devices`, if replicas of different speed get samples by their speed. Empty
+    if all get the same number, or the first ones one more."""
 
     @property
     def occupied_s(self) -> tuple[float, float]:

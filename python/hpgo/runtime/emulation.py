@@ -209,7 +209,9 @@ class Durations:
     def passes(self, stage: RankStage) -> list[list[int]]:
         """Return the durations of F, B, I and W of a replica: one row for all micro-batches, or one for each."""
         # The cost model estimates the replica with the most rows. Another replica has less to do.
-        share = len(stage.rows) / max(len(rows) for rows in self.program.stages[stage.stage].rows)
+        counts = [len(rows) for rows in self.program.stages[stage.stage].rows]
+        # Numbers that differ by more than one sample are by speed, so that all replicas take about as long.
+        share = len(stage.rows) / max(counts) if max(counts) - min(counts) <= 1 else 1.0
         # Costs of a stage may be equal for all micro-batches, or differ: the table has one row per stage, or one per
         # stage and micro-batch.
         rows = self.columns.compute_s[stage.stage :: len(self.program.stages), :4] * share

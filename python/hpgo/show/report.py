@@ -281,7 +281,7 @@ def _shape_of(plan: Plan, index: int) -> tuple[float, ...]:
         len(stage.layers),
         stage.replicas,
         stage.samples_per_replica,
-        plan.pipeline_micro_batch_size // stage.replicas,
+        min(stage.samples_by_replica, default=plan.pipeline_micro_batch_size // stage.replicas),
         group,
     )
 
@@ -773,7 +773,7 @@ def _fullest(plan: Plan) -> str:
 
 
 def _samples(micro_batch: int, stage: Stage) -> str:
-    smallest = micro_batch // stage.replicas
+    smallest = min(stage.samples_by_replica, default=micro_batch // stage.replicas)
     return (
         str(stage.samples_per_replica)
         if smallest == stage.samples_per_replica

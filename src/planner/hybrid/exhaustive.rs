@@ -35,8 +35,8 @@ pub fn exhaustive(
 ) -> Result<(CandidatePlan, EvaluatedPlan, u64)> {
     settings.check()?;
     cluster.check()?;
-    let (cuts, devices) = (model.cuts(), cluster.devices());
-    if cuts > MAX_CUTS || devices > MAX_DEVICES {
+    if !is_small(model, cluster) {
+        let (cuts, devices) = (model.cuts(), cluster.devices());
         return Err(Error::argument(
             format!(
                 "the problem has {cuts} cut points and {devices} devices, but the exhaustive search takes at most \
@@ -45,19 +45,50 @@ pub fn exhaustive(
             "use the planner, which has no such limit",
         ));
     }
-    let mut all =
-        All { model, cluster, settings, control, evaluator: PlanEvaluator::new(model, cluster, settings), best: None };
-    for &micro_batch in &settings.pipeline_micro_batch_sizes {
-        for &recompute in &settings.recompute {
-            let mut plan = CandidatePlan { micro_batch, stages: Vec::new() };
-            // Each micro-batch size starts with an empty cluster. `place` takes devices and gives them back.
-            let mut free: Vec<u32> = cluster.nodes.iter().map(|node| node.devices).collect();
-            all.place(&mut plan, cuts - 1, recompute, &mut free)?;
-        }
-    }
+    let mut all = All::new(model, cluster, settings, control, u64::MAX);
+    all.try_each()?;
     let plans = all.evaluator.simulated;
     let (plan, evaluated) = all.best.ok_or_else(|| Error::infeasible("no plan fits", "use more devices"))?;
     Ok((plan, evaluated, plans))
+}
+
+/// Result of [`exhaustive_within`].
+#[derive(Debug)]
+pub enum Exhausted {
+    /// The best of all plans.
+    Best(CandidatePlan, EvaluatedPlan),
+    /// All plans were tried, and none fits.
+    NothingFits,
+    /// The problem is too large, or has more plans than the limit.
+    TooMany,
+}
+
+/// Tries all plans of a valid problem like [`exhaustive`], unless they have more than `max_actions` actions in all.
+///
+/// # Errors
+/// Returns [`Error::TimedOut`] or [`Error::Cancelled`] if it was stopped.
+pub fn exhaustive_within(
+    model: &LayerSums,
+    cluster: &Cluster,
+    settings: &Settings,
+    control: &Control,
+    max_actions: u64,
+) -> Result<Exhausted> {
+    if !is_small(model, cluster) {
+        return Ok(Exhausted::TooMany);
+    }
+    let mut all = All::new(model, cluster, settings, control, max_actions);
+    all.try_each()?;
+    Ok(if all.is_over() {
+        Exhausted::TooMany
+    } else {
+        all.best.map_or(Exhausted::NothingFits, |(plan, evaluated)| Exhausted::Best(plan, evaluated))
+    })
+}
+
+/// Returns whether a problem has few cuts and devices.
+fn is_small(model: &LayerSums, cluster: &Cluster) -> bool {
+    model.cuts() <= MAX_CUTS && cluster.devices() <= MAX_DEVICES
 }
 
 /// State of the enumeration.
@@ -67,10 +98,43 @@ struct All<'a> {
     settings: &'a Settings,
     control: &'a Control,
     evaluator: PlanEvaluator<'a>,
+    /// Number of simulated actions that ends the enumeration. A stage of a plan that does not fit counts as one.
+    max_actions: u64,
+    /// Stages of plans that do not fit.
+    unfit_stages: u64,
     best: Option<(CandidatePlan, EvaluatedPlan)>,
 }
 
-impl All<'_> {
+impl<'a> All<'a> {
+    fn new(
+        model: &'a LayerSums,
+        cluster: &'a Cluster,
+        settings: &'a Settings,
+        control: &'a Control,
+        max_actions: u64,
+    ) -> Self {
+        let evaluator = PlanEvaluator::new(model, cluster, settings);
+        Self { model, cluster, settings, control, evaluator, max_actions, unfit_stages: 0, best: None }
+    }
+
+    /// Returns whether the limit on actions has ended the enumeration.
+    fn is_over(&self) -> bool {
+        self.evaluator.actions + self.unfit_stages > self.max_actions
+    }
+
+    /// Tries all plans.
+    fn try_each(&mut self) -> Result<()> {
+        for &micro_batch in &self.settings.pipeline_micro_batch_sizes {
+            for &recompute in &self.settings.recompute {
+                let mut plan = CandidatePlan { micro_batch, stages: Vec::new() };
+                // Each micro-batch size starts with an empty cluster. `place` takes devices and gives them back.
+                let mut free: Vec<u32> = self.cluster.nodes.iter().map(|node| node.devices).collect();
+                self.place(&mut plan, self.model.cuts() - 1, recompute, &mut free)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Tries all stages in front of `plan.stages`, whose first stage begins at cut `end`. Restores `plan` and `free`.
     fn place(&mut self, plan: &mut CandidatePlan, end: usize, choice: Recompute, free: &mut [u32]) -> Result<()> {
         if end == 0 {
@@ -80,7 +144,7 @@ impl All<'_> {
         if self.control.should_stop() {
             return Err(self.control.error());
         }
-        if plan.stages.len() as u32 >= self.settings.max_stages {
+        if plan.stages.len() as u32 >= self.settings.max_stages || self.is_over() {
             return Ok(());
         }
         let model = self.model;
@@ -130,9 +194,15 @@ impl All<'_> {
     }
 
     fn try_max_in_flights(&mut self, plan: &CandidatePlan) -> Result<()> {
-        let Some(ranges) = self.evaluator.ranges(plan)? else { return Ok(()) };
+        let Some(ranges) = self.evaluator.ranges(plan)? else {
+            self.unfit_stages += plan.stages.len() as u64;
+            return Ok(());
+        };
         // Every combination within memory is simulated: larger numbers in flight are not always better.
         for max_in_flights in every(&ranges, usize::MAX).into_iter().flatten() {
+            if self.is_over() {
+                break;
+            }
             let mut plan = plan.clone();
             plan.stages
                 .iter_mut()

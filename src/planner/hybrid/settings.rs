@@ -61,6 +61,9 @@ pub struct Settings {
     pub min_samples_per_replica: u32,
     /// Whether replicas of a stage may get shares that differ by one sample.
     pub uneven_shares: bool,
+    /// Whether replicas of different speed get shares by their speed. Only [`super::PlanEvaluator`] knows these shares:
+    /// bounds of the search hold for even ones.
+    pub shares_by_speed: bool,
     /// Whether the gradient all-reduce may start before the backward pass has ended.
     pub overlap_sync: bool,
     /// Whether a stage computes while its transfers are on the links. Otherwise each of its passes takes them as well.

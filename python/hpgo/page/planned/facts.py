@@ -161,15 +161,17 @@ def _layers(plan: Plan, found: Origin | None, places: dict[str, int]) -> dict[st
     times = DeviceTimes(counted_profile)
     place_of = {layer.id: at for at, layer in enumerate(counted_profile.layers)}
     for stage in plan.stages:
-        kinds = [times.on(device) for device in {devices[device] for device in stage.devices}]
+        samples_of = stage.samples_by_replica or [stage.samples_per_replica] * stage.replicas
+        distinct = {(devices[device], samples) for device, samples in zip(stage.devices, samples_of, strict=True)}
+        kinds = [(*times.on(device), samples) for device, samples in distinct]
         shared = stage.replicas if memory.shard_optimizer else 1
         each = memory.gradients_per_weight + memory.optimizer_per_weight / shared
         for one in stage.layers:
             layer, at = layers[one], places[one]
             forward_s[at], once_s = (
                 max(
-                    at_batch(sizes, getattr(known.layers[place_of[one]], key), stage.samples_per_replica) / speed
-                    for known, speed in kinds
+                    at_batch(sizes, getattr(known.layers[place_of[one]], key), samples) / speed
+                    for known, speed, samples in kinds
                 )
                 for key in ("forward_s", "backward_s")
             )

@@ -120,6 +120,7 @@ def _of_plan(plan: Plan) -> Origin:
         "even_split": assumed.even_split,
         "overlap": assumed.overlap,
         "overlap_p2p_comm": assumed.overlap_p2p_comm,
+        "shares_by_speed": assumed.shares_by_speed,
         "min_samples_per_replica": assumed.min_samples_per_replica,
         "include_data_loading": assumed.include_data_loading,
     }

@@ -3,7 +3,6 @@
 //! The number never grows along the stages: a stage that waits for more forwards than the stage before it runs would
 //! wait forever.
 
-use crate::cost::Memory;
 use crate::error::Result;
 use crate::planner::hybrid::{
     evaluate::{candidate_plan::CandidatePlan, plan_cost::PlanEvaluator, stage_cost::StageCost},
@@ -33,23 +32,22 @@ impl PlanEvaluator<'_> {
 
     /// Returns the ranges of stages whose costs are known.
     pub(crate) fn ranges_of(&self, stages: &[StageCost], micro_batch: u32) -> Option<Ranges> {
-        let held = stages.iter().map(|stage| (&stage.memory, stage.capacity_bytes));
-        ranges(self.settings, self.settings.global_batch / micro_batch, held)
+        let fits = stages.iter().map(|stage| |in_flight| stage.fits_with(in_flight));
+        ranges(self.settings, self.settings.global_batch / micro_batch, fits)
     }
 }
 
-/// Returns the ranges of stages with these memories and capacities. Returns `None` if one does not fit with its
-/// smallest number in flight.
-pub(crate) fn ranges<'m>(
+/// Returns the ranges of stages. `stages` has for each one whether it fits with a number in flight. Returns `None` if one
+/// does not fit with its smallest number.
+pub(crate) fn ranges(
     settings: &Settings,
     micro_batches: u32,
-    stages: impl ExactSizeIterator<Item = (&'m Memory, f64)>,
+    stages: impl ExactSizeIterator<Item = impl Fn(u32) -> bool>,
 ) -> Option<Ranges> {
     let from_end = (1..=stages.len() as u32).rev();
-    let ranges = stages.zip(from_end).map(|((memory, capacity_bytes), from_end)| {
+    let ranges = stages.zip(from_end).map(|(fits, from_end)| {
         let (min, max) = settings.max_in_flights(from_end, micro_batches);
-        max_fitting_in_flight(min, max, |max_in_flight| memory.bytes_with(max_in_flight) <= capacity_bytes)
-            .map(|fitting| (min, fitting))
+        max_fitting_in_flight(min, max, fits).map(|fitting| (min, fitting))
     });
     let mut ranges = ranges.collect::<Option<Ranges>>()?;
     // A stage with little memory also limits the stages behind it, since numbers in flight never grow.

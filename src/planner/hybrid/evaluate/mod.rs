@@ -2,6 +2,7 @@
 //! other schedules (`action_lists`).
 //!
 //! `stage_cost` has the time and memory of one stage, and `stage_memory` the memory with and without recomputation.
+//! `shares` divides a micro-batch among replicas of different speed.
 //! `plan_cost` adds transfers between stages, tied weights and the
 //! simulated step. `pipeline_simulator` simulates 1F1B, eager 1F1B and GPipe without a list of actions.
 //! `in_flight_ranges` has the numbers of micro-batches in flight that memory allows.
@@ -10,6 +11,7 @@ pub(crate) mod candidate_plan;
 pub(crate) mod in_flight_ranges;
 pub(crate) mod pipeline_simulator;
 pub(crate) mod plan_cost;
+pub(crate) mod shares;
 pub(crate) mod stage_cost;
 pub(crate) mod stage_memory;
 
@@ -24,7 +26,7 @@ use crate::planner::hybrid::{
         in_flight_ranges::{Ranges, nearest},
         plan_cost::{EvaluatedPlan, PlanEvaluator},
     },
-    search::local_search::improve_warm_ups,
+    search::local_search::{improve, improve_warm_ups},
     settings::{Settings, WarmUp},
 };
 
@@ -59,6 +61,28 @@ pub fn evaluate(
     let plan = fastest(&mut evaluator, &stages, &Control::default())?;
     let evaluated = evaluator.evaluate(&plan)?;
     Ok((plan, evaluated))
+}
+
+/// Returns the best plan that local search finds from these stages, and its step in seconds. Returns `None` if they fit
+/// memory with no micro-batch size.
+///
+/// # Errors
+/// The errors of [`evaluate`].
+pub fn improve_stages(
+    evaluator: &mut PlanEvaluator<'_>,
+    stages: &[StageCandidate],
+    control: &Control,
+) -> Result<Option<(f64, CandidatePlan)>> {
+    let start = fastest(evaluator, stages, control)?;
+    let evaluated = evaluator.evaluate(&start)?;
+    if !PlanEvaluator::fits(&evaluated.stages) {
+        return Ok(None);
+    }
+    let found = improve(evaluator.model, evaluator, (evaluated.step_s, start), WHOLE, control);
+    // The search keeps the micro-batch size, but another one may suit its stages.
+    let again = fastest(evaluator, &found.1.stages, control)?;
+    let again_s = evaluator.evaluate(&again)?.step_s;
+    Ok(Some(if again_s < found.0 { (again_s, again) } else { found }))
 }
 
 /// Returns the fastest plan with these stages that fits memory, over micro-batch sizes and numbers in flight. If none

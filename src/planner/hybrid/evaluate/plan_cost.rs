@@ -4,13 +4,14 @@
 //! faster than it assumes. This module adds their all-reduces.
 
 use super::candidate_plan::CandidatePlan;
+use super::shares::{EqualReplicas, Shares};
 use super::stage_cost::{BaseCost, StageCost, StageDevices, path_stage, transfer};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::cost::layer_sums::Halves;
 use crate::cost::network::{Cluster, Node, Rate};
-use crate::cost::{self, LayerSums, Totals};
+use crate::cost::{self, LayerSums, Memory, Totals};
 use crate::error::{Error, Result};
 use crate::planner::effort::passes;
 use crate::planner::hybrid::{
@@ -216,13 +217,20 @@ impl<'a> PlanEvaluator<'a> {
             ));
         };
         let (model, settings) = (self.model, self.settings);
-        // Few distinct numbers of samples occur, so keep their layer sums instead of computing them for each stage.
-        for samples in [samples_per_replica, micro_batch] {
-            self.totals.entry(samples).or_insert_with(|| model.totals(samples));
-        }
-        let totals = &self.totals[&samples_per_replica];
         let devices = StageDevices::of(self.cluster, stage.footprint.iter().copied());
         let cuts = (stage.begin, stage.end);
+        let by_speed = if settings.shares_by_speed {
+            Shares::by_speed(model, self.cluster, settings.min_samples_per_replica, (micro_batch, stage))
+        } else {
+            None
+        };
+        let even =
+            [EqualReplicas { samples: samples_per_replica, pace: devices.pace, memory_bytes: devices.memory_bytes }];
+        let groups = by_speed.as_ref().map_or(&even[..], |shares| &shares.groups);
+        // Few distinct numbers of samples occur, so keep their layer sums instead of computing them for each stage.
+        for samples in groups.iter().map(|group| group.samples).chain([micro_batch]) {
+            self.totals.entry(samples).or_insert_with(|| model.totals(samples));
+        }
         // The replicas together send the whole micro-batch, so its bytes are taken at `micro_batch`, not at the samples
         // of one replica.
         let boundary_bytes = &self.totals[&micro_batch].boundary_bytes;
@@ -240,21 +248,49 @@ impl<'a> PlanEvaluator<'a> {
         let excluded = shared.map_or(&[][..], |shared| &shared.excluded);
         let tied_s = shared.map_or(0.0, |shared| shared.tied_s);
         // All-reduces of tied weights come behind all others, so they are exposed in full, with overlap or without.
-        let sync_tail =
-            |overlap| cost::sync_without_s(model, totals, devices.pace, cuts, devices.sync, overlap, excluded) + tied_s;
+        let sync_tail = |overlap| {
+            let of_groups = groups.iter().map(|group| {
+                let totals = &self.totals[&group.samples];
+                let tail_s = cost::sync_without_s(model, totals, group.pace, cuts, devices.sync, overlap, excluded);
+                (totals.longest_s(group.pace, cuts).1, tail_s)
+            });
+            cost::exposed_s(of_groups, overlap) + tied_s
+        };
         let exposed_grad_reduce_s = sync_tail(settings.overlap_sync);
-        let kept = BaseCost::new(model, totals, settings, &devices, cuts, exposed_grad_reduce_s);
-        let alone = if stage.recompute { kept.recomputing() } else { kept };
+        let costs = groups.iter().map(|group| {
+            let devices = StageDevices { pace: group.pace, memory_bytes: group.memory_bytes, ..devices };
+            let totals = &self.totals[&group.samples];
+            BaseCost::new(model, totals, settings, &devices, cuts, exposed_grad_reduce_s)
+        });
+        // The slowest replica of each pass decides, and memory is that of the device with the least free memory.
+        let (mut forward_s, mut kept_backward_s) = (0.0_f64, 0.0_f64);
+        let mut tightest: Option<(Memory, f64)> = None;
+        let mut memory_by_share = Vec::new();
+        for kept in costs {
+            forward_s = forward_s.max(kept.forward_s);
+            kept_backward_s = kept_backward_s.max(kept.backward_s);
+            let alone = if stage.recompute { kept.recomputing() } else { kept };
+            let memory = alone.memory.with_in_flight(stage.max_in_flight);
+            if by_speed.is_some() {
+                memory_by_share.push((alone.memory, alone.capacity_bytes));
+            }
+            let free_bytes = |(memory, capacity_bytes): &(Memory, f64)| capacity_bytes - memory.total_bytes();
+            let own = (memory, alone.capacity_bytes);
+            if tightest.as_ref().is_none_or(|other| free_bytes(&own) < free_bytes(other)) {
+                tightest = Some(own);
+            }
+        }
+        let (memory, capacity_bytes) = tightest.unwrap_or_default();
         let half_s = |half: fn(&Halves) -> &[f64]| -> Option<f64> {
-            let of_kinds = totals.passes(devices.pace);
+            let of_kinds = groups.iter().flat_map(|group| self.totals[&group.samples].passes(group.pace));
             of_kinds.map(|passes| Some(passes.between(half(passes.halves?), cuts))).reduce(|a, b| Some(a?.max(b?)))?
         };
-        let memory = alone.memory.with_in_flight(stage.max_in_flight);
         let held_once_bytes = shared.map_or(0.0, |shared| shared.held_once_bytes);
         Ok(StageCost {
-            samples_per_replica,
-            forward_s: alone.forward_s,
-            backward_s: alone.backward_s,
+            samples_per_replica: groups.iter().map(|group| group.samples).max().unwrap_or(samples_per_replica),
+            forward_s,
+            // Recomputation repeats the forward of the whole stage before its backward.
+            backward_s: if stage.recompute { kept_backward_s + forward_s } else { kept_backward_s },
             input_gradient_s: half_s(|halves| &halves.input_gradient_s),
             weight_gradient_s: half_s(|halves| &halves.weight_gradient_s),
             // A transfer pays its latency even if no bytes cross the cut.
@@ -268,7 +304,9 @@ impl<'a> PlanEvaluator<'a> {
             } else {
                 memory
             },
-            capacity_bytes: alone.capacity_bytes,
+            capacity_bytes,
+            memory_by_share,
+            samples_by_replica: by_speed.map_or_else(Vec::new, |shares| shares.of_each),
             recompute: stage.recompute,
         })
     }

@@ -11,6 +11,9 @@ use crate::planner::hybrid::{bounds::paths::PathStage, settings::Settings};
 pub struct StageCost {
     /// Samples of a micro-batch on the replica that gets most.
     pub samples_per_replica: u32,
+    /// Samples of a micro-batch on each replica, in ascending order of the device numbers. Empty if they differ by at
+    /// most one sample.
+    pub samples_by_replica: Vec<u32>,
     /// Forward pass of one micro-batch.
     pub forward_s: f64,
     /// Backward pass of one micro-batch, with the forward pass that recomputation repeats.
@@ -30,10 +33,13 @@ pub struct StageCost {
     pub grad_reduce_s: f64,
     /// Exposed gradient reduction: the part of `grad_reduce_s` behind the last backward of the stage.
     pub exposed_grad_reduce_s: f64,
-    /// Memory of each device.
+    /// Memory of each device. With shares by speed, of the device with the least free memory.
     pub memory: Memory,
-    /// Memory that a plan may use of the smallest device.
+    /// Memory that a plan may use of the smallest device. With shares by speed, of the device that `memory` is for.
     pub capacity_bytes: f64,
+    /// Memory of the devices of each share with one micro-batch in flight, and how much of it a plan may use. Empty if
+    /// shares are not by speed.
+    pub memory_by_share: Vec<(Memory, f64)>,
     /// Whether the backward pass recomputes the activations.
     pub recompute: bool,
 }
@@ -43,6 +49,15 @@ impl StageCost {
     #[must_use]
     pub fn repeated_s(&self) -> f64 {
         if self.recompute { self.forward_s } else { 0.0 }
+    }
+
+    /// Returns whether all devices have enough memory for this number of micro-batches in flight.
+    pub(crate) fn fits_with(&self, in_flight: u32) -> bool {
+        let fits = |memory: &Memory, capacity_bytes: f64| memory.bytes_with(in_flight) <= capacity_bytes;
+        if self.memory_by_share.is_empty() {
+            return fits(&self.memory, self.capacity_bytes);
+        }
+        self.memory_by_share.iter().all(|(memory, capacity_bytes)| fits(memory, *capacity_bytes))
     }
 }
 

@@ -349,8 +349,8 @@ impl<'a> PlanScorer<'a> {
         let costs: Vec<BaseCost> = (unscheduled.costs.iter().flatten().zip(from_end))
             .map(|(cost, from_end)| task.settled(*cost, min_in_flight(from_end)))
             .collect();
-        let held = costs.iter().map(|cost| (&cost.memory, cost.capacity_bytes));
-        let ranges = ranges(task.settings, task.micro_batches, held)?;
+        let fits = costs.iter().map(|cost| |in_flight| cost.memory.bytes_with(in_flight) <= cost.capacity_bytes);
+        let ranges = ranges(task.settings, task.micro_batches, fits)?;
         let max_in_flights =
             [u32::MAX, 0].into_iter().find_map(|wanted| nearest(&ranges, &vec![wanted; costs.len()]))?;
         let busy_s = |stage: usize| {
