@@ -29,6 +29,7 @@ class Question:
     shard_optimizer: bool
     even_split: bool
     overlap_p2p_comm: bool = True
+    zero_stage: int = 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -38,7 +39,7 @@ class Question:
             "overlap": self.overlap,
             "overlap_p2p_comm": self.overlap_p2p_comm,
             "even_split": self.even_split,
-            "memory": hpgo.MemoryModel(shard_optimizer=self.shard_optimizer),
+            "memory": hpgo.MemoryModel(shard_optimizer=self.shard_optimizer, zero_stage=self.zero_stage),
         }
 
     def plan(self) -> hpgo.Plan | None:
@@ -68,6 +69,7 @@ class Question:
                 overlap=self.overlap,
                 overlap_p2p_comm=self.overlap_p2p_comm,
                 shard_optimizer=self.shard_optimizer,
+                zero_stage=self.zero_stage,
             )
             for recompute in ([False, True] if self.recompute == "auto" else [bool(self.recompute)])
         ]
@@ -209,6 +211,7 @@ class Case:
                 optimizer_per_weight=assumed.optimizer_per_weight,
                 shard_optimizer=assumed.shard_optimizer,
                 reserved_bytes=assumed.reserved_bytes,
+                zero_stage=assumed.zero_stage,
             ),
         }
         return hpgo.evaluate(self.profile, self.cluster, self.stages, **given | options)

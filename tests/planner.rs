@@ -142,14 +142,15 @@ fn questions() -> impl Strategy<Value = Question> {
     let by_stage = Just(vec![Recompute::ByStage]);
     let recompute = prop_oneof![Just(vec![Recompute::Never]), Just(vec![Recompute::Always]), Just(both), by_stage];
     let batch = prop_oneof![Just(1_u32), Just(2), Just(4), Just(6), Just(8)];
-    (graphs(), clusters(), batch, warm_up, recompute, any::<[bool; 4]>(), weighted(0.3)).prop_map(
+    (graphs(), clusters(), batch, warm_up, recompute, any::<[bool; 3]>(), 0_u8..4, weighted(0.3)).prop_map(
         |(
             graph,
             cluster,
             global_batch,
             warm_up,
             recompute,
-            [uneven_shares, overlap_sync, overlap_p2p_comm, shard_optimizer],
+            [uneven_shares, overlap_sync, overlap_p2p_comm],
+            zero_stage,
             equal_replicas,
         )| {
             let pipeline_micro_batch_sizes =
@@ -166,7 +167,7 @@ fn questions() -> impl Strategy<Value = Question> {
                 memory: MemoryModel {
                     gradients_per_weight: 1.0,
                     optimizer_per_weight: 2.0,
-                    shard_optimizer,
+                    zero_stage,
                     reserved_bytes: 0.0,
                 },
                 max_stages: u32::MAX,

@@ -27,6 +27,33 @@ def asked(seed: int) -> chance.Question:
     return chance.question(random, counts, layers=random.randint(2, 3 if sum(counts) > 4 else 5))
 
 
+def sharded(seed: int) -> chance.Question:
+    """Layers of about equal weights, which fill the memory, with gradients or also weights shared by replicas."""
+    random = Random(seed)
+    asked = chance.question(random, random.choice([(2,), (3,), (4,), (2, 1), (2, 2)]), layers=random.randint(4, 6))
+    mean = chance.between(random, 1e6, 1e8)
+    layers = tuple(
+        replace(
+            layer,
+            parameter_bytes=random.uniform(0.9, 1.1) * mean,
+            frozen_bytes=random.choice([0, 0, 0, 0.5]) * mean,
+            saved_bytes=tuple(0.1 * mean * size for size in asked.profile.batch_sizes),
+        )
+        for layer in asked.profile.layers
+    )
+    needed = 4 * mean * len(layers) + sum((one.saved_bytes or one.activation_bytes)[-1] for one in layers)
+    nodes = tuple(
+        replace(node, device=replace(node.device, memory_bytes=random.uniform(0.5, 0.9) * needed))
+        for node in asked.cluster.nodes
+    )
+    return replace(
+        asked,
+        profile=replace(asked.profile, layers=layers),
+        cluster=replace(asked.cluster, nodes=nodes),
+        zero_stage=random.randint(1, 3),
+    )
+
+
 def widely(seed: int) -> chance.Question:
     """Two layers on more machines than the search looks through in every way, if they differ."""
     random = Random(seed)
@@ -132,6 +159,17 @@ def test_no_plan_of_all_beats_a_bound_or_the_plan_by_more_than_its_gap() -> None
 def test_no_plan_of_all_beats_a_bound_or_the_plan_if_transfers_occupy_devices() -> None:
     asks = {seed: replace(asked(seed), overlap_p2p_comm=False) for seed in range(40)}
     wrong = {seed: falsified(question) for seed, question in asks.items()}
+    assert {seed: found for seed, found in wrong.items() if found} == {}
+
+
+def test_no_plan_of_sharded_weights_beats_a_bound_or_the_plan_by_more_than_its_gap() -> None:
+    wrong = {seed: falsified(sharded(seed)) for seed in range(20)}
+    assert {seed: found for seed, found in wrong.items() if found} == {}
+
+
+@pytest.mark.slow
+def test_no_plan_of_sharded_weights_beats_hundreds_of_bounds_or_plans_by_more_than_their_gap() -> None:
+    wrong = {seed: falsified(sharded(seed)) for seed in range(20, 400)}
     assert {seed: found for seed, found in wrong.items() if found} == {}
 
 

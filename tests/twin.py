@@ -30,6 +30,11 @@ class Assumed:
     optimizer_per_weight: float = 2.0
     shard_optimizer: bool = False
     reserved_bytes: float = 0.0
+    zero_stage: int = 0
+
+    def shards(self, zero_stage: int) -> bool:
+        """Whether replicas share what they share from this ZeRO stage on."""
+        return max(self.zero_stage, int(self.shard_optimizer)) >= zero_stage
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Stage:
     transfer_s: float
     transfer_busy_s: float
     exposed_transfer_s: float
+    exposed_forward_comm_s: float
+    exposed_backward_comm_s: float
     grad_reduce_s: float
     exposed_grad_reduce_s: float
     split_tail_s: float
@@ -81,8 +88,8 @@ class Model:
         self.layers = {layer["id"]: layer for layer in profile["layers"]}
         self.edges = profile["edges"]
         self.reads = {target for _, target in self.edges}
-        self.sent = {name: layer["parameter_bytes"] for name, layer in self.layers.items()}
-        self.copied = 0.0
+        self.sent = {name: layer["parameter_bytes"] - layer["frozen_bytes"] for name, layer in self.layers.items()}
+        self.copies: list[float] = []
 
     def sum(self, key: str, ids: Iterable[str], share: int, of_type: str = "") -> float:
         return sum(at_share(self.sizes, self.told(self.on(name, of_type), key), share) for name in ids)
@@ -167,7 +174,7 @@ def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) ->
             size, sharers = tie["parameter_bytes"], [row for row in stages if {*row[0]} & {*tie["layers"]}]
             if (ids, devices) in sharers and len(sharers) > 1:
                 model.sent[tie["layers"][0]] -= size
-                model.copied += size * (tie["layers"][0] not in ids)
+                model.copies += [size] * (tie["layers"][0] not in ids)
                 sums += nodes.all_reduce_s(size, [device for _, group in sharers for device in group])
         before = {name for row, _ in stages[:number] for name in row}
         stage = price_stage(model, nodes, assumed, before, ids, devices, receivers[number], senders[number])
@@ -193,7 +200,6 @@ def price_stage(
     kinds = {(of_type, 1.0) if model.is_timed_on(of_type) else ("", speed) for of_type, speed in kinds}
     computing = [name for name in ids if assumed.include_data_loading or not model.loads(name)]
     forward = max(model.sum("forward_s", computing, share, of_type) / speed for of_type, speed in kinds)
-    held = sum(model.layers[name]["parameter_bytes"] for name in ids) + model.copied
     saved = model.sum("saved_bytes", ids, share)
     read, made = model.crossing(before), model.crossing(before | set(ids))
     entering, leaving = (model.sum("activation_bytes", names, share) for names in (read, made))
@@ -220,23 +226,45 @@ def price_stage(
         for half in ("input", "weight")
     )
     tail = summed - computed if assumed.overlap else sync
+    # A copy of a tied weight counts like a layer of its own. Frozen weights are gathered, but have no gradients.
+    held = [model.layers[name]["parameter_bytes"] for name in ids] + model.copies
+    frozen = [model.layers[name]["frozen_bytes"] for name in ids] + [0.0 for _ in model.copies]
+    trained = [whole - part for whole, part in zip(held, frozen, strict=True)]
+    scatters = sum(nodes.all_reduce_s(size, devices) / 2 for size in trained) * assumed.shards(2)
+    gathers = sum(nodes.all_reduce_s(size, devices) / 2 for size in held) * assumed.shards(3)
+    backward = computed + forward * assumed.recompute
+    messages = (gathers, gathers * (1 + assumed.recompute) + scatters)
+    waits = [
+        max(0.0, sent - takes) if assumed.overlap else sent
+        for sent, takes in zip(messages, (forward, backward), strict=True)
+    ]
     return Stage(
         share=share,
         forward_s=forward,
-        backward_s=computed + forward * assumed.recompute,
+        backward_s=backward,
         input_gradient_s=inputs + forward * assumed.recompute,
         weight_gradient_s=weights,
         transfer_s=arrives,
         transfer_busy_s=busy,
         exposed_transfer_s=exposed,
+        exposed_forward_comm_s=waits[0],
+        exposed_backward_comm_s=waits[1],
         grad_reduce_s=sync,
         exposed_grad_reduce_s=tail,
         split_tail_s=min(sync, tail + max(0.0, computed - weights)),
-        weights_bytes=held,
-        gradients_bytes=held * assumed.gradients_per_weight,
-        optimizer_bytes=held * assumed.optimizer_per_weight / (len(devices) if assumed.shard_optimizer else 1),
+        weights_bytes=sharded_bytes(held, devices, whole=2, shares=assumed.shards(3)),
+        gradients_bytes=sharded_bytes(trained, devices, whole=2, shares=assumed.shards(2))
+        * assumed.gradients_per_weight,
+        optimizer_bytes=sharded_bytes(trained, devices, whole=0, shares=assumed.shards(1))
+        * assumed.optimizer_per_weight,
         buffers_bytes=2 * (entering + leaving),
         saved_activation_bytes=entering if assumed.recompute else saved,
         recomputed_bytes=saved * assumed.recompute,
         capacity_bytes=min(nodes.memory_bytes[device] for device in devices) - assumed.reserved_bytes,
     )
+
+
+def sharded_bytes(sizes: Sequence[float], devices: Sequence[int], *, whole: int, shares: bool) -> float:
+    """What a device holds of layers of these sizes: all, or the largest so many times and a shard of the rest."""
+    held = min(sum(sizes), whole * max(sizes))
+    return held + (sum(sizes) - held) / len(devices) if shares else sum(sizes)

@@ -43,6 +43,8 @@ class CostRecord(TypedDict):
     transfer_s: float
     transfer_busy_s: float
     exposed_transfer_s: float
+    exposed_forward_comm_s: float
+    exposed_backward_comm_s: float
     grad_reduce_s: float
     exposed_grad_reduce_s: float
     memory: MemoryRecord

@@ -55,7 +55,8 @@ _SHARED = (
 _SINCE_2 = {
     "stop_reason", "saved_activation_bytes", "recomputed_bytes", "notes", "memory_preference", "node_aligned_bound_s",
     "virtual_stages_per_rank", "input_gradient_s", "weight_gradient_s", "split_tied_weights", "searched_cuts_bound_s",
-    "recompute", "exposed_transfer_s", "overlap_p2p_comm",
+    "recompute", "exposed_transfer_s", "overlap_p2p_comm", "exposed_forward_comm_s", "exposed_backward_comm_s",
+    "zero_stage",
 }  # fmt: skip
 """Keys that files of versions 2 and 3 may lack, at any depth: both grew."""
 _SINCE_1 = {*_SINCE_2, "nodes", "boundary_tensors", "actions", "assumptions", "made_with", "plan", "restriction"}

@@ -48,13 +48,28 @@ class MemoryModel:
     gradients_per_weight: float = 1.0
     optimizer_per_weight: float = 2.0
     shard_optimizer: bool = False
-    """Whether the optimizer state is sharded over the replicas of a stage (ZeRO stage 1)."""
+    """Whether the optimizer state is sharded over the replicas of a stage (ZeRO stage 1 or more)."""
     reserved_bytes: float = 0.0
     """Memory of each device that stages can't use, in bytes, for instance for the framework."""
+    zero_stage: int = 0
+    """What the replicas of a stage shard: nothing (0), the optimizer state (1, as with `shard_optimizer`), also the
+    gradients (2), or also the weights (3). Stages 2 and 3 send further messages for each micro-batch."""
+
+    def __post_init__(self) -> None:
+        # Each field implies the other, so that all readers find what they look for in either of them.
+        if self.shard_optimizer is True and self.zero_stage == 0:
+            object.__setattr__(self, "zero_stage", 1)
+        elif self.shard_optimizer is False and self.zero_stage != 0:
+            object.__setattr__(self, "shard_optimizer", True)
 
     @classmethod
     def preset(
-        cls, name: OptimizerName, *, shard_optimizer: bool = False, reserved_bytes: str | float = 0.0
+        cls,
+        name: OptimizerName,
+        *,
+        shard_optimizer: bool = False,
+        reserved_bytes: str | float = 0.0,
+        zero_stage: int = 0,
     ) -> MemoryModel:
         """Return the memory model of an optimizer of `hpgo.programs.optimizers.OPTIMIZERS`.
 
@@ -66,7 +81,7 @@ class MemoryModel:
         # Presets are in bytes per parameter, but profiles have bytes of weights, so convert to ratios.
         kept = OPTIMIZERS[choice("optimizer", name, OPTIMIZERS)]
         reserved = parse_bytes(reserved_bytes) if isinstance(reserved_bytes, str) else reserved_bytes
-        return cls(kept.gradients / kept.weights, kept.state / kept.weights, shard_optimizer, reserved)
+        return cls(kept.gradients / kept.weights, kept.state / kept.weights, shard_optimizer, reserved, zero_stage)
 
     @property
     def optimizer(self) -> OptimizerName | None:
@@ -201,6 +216,8 @@ class PlanningProblem:
         for name, value in switches.items():
             check_flag(name, value)
         check_transfers(schedule, overlap_p2p_comm=overlap_p2p_comm)
+        memory = _checked(memory, cluster)
+        check_sharding(schedule, memory)
         return cls(
             profile=(profile if include_data_loading else profile.without_loading()).with_consistent_split(),
             cluster=cluster,
@@ -212,7 +229,7 @@ class PlanningProblem:
             even_split=even_split,
             overlap=overlap,
             overlap_p2p_comm=overlap_p2p_comm,
-            memory=_checked(memory, cluster),
+            memory=memory,
             loading_s=0.0
             if include_data_loading
             else max((layer.forward_s[0] for layer in profile.loading), default=0.0),
@@ -230,6 +247,18 @@ def check_transfers(schedule: str, *, overlap_p2p_comm: bool) -> None:
             f"the schedule is {safe_repr(schedule)}, but only plans under {', '.join(SCHEDULES)} have transfers without"
             " overlap",
             f"use schedule={DEFAULT_SCHEDULE!r}, or leave out `overlap_p2p_comm`",
+            code="unsupported",
+        )
+
+
+def check_sharding(schedule: str, memory: MemoryModel) -> None:
+    """Raise ArgumentError if replicas shard more than the optimizer state under a schedule without such messages."""
+    # Their messages lengthen whole passes, and with several stages per device several layers would be gathered at once.
+    if memory.zero_stage >= 2 and schedule not in SCHEDULES:
+        raise ArgumentError(
+            f"the schedule is {safe_repr(schedule)}, but only plans under {', '.join(SCHEDULES)} have ZeRO stage"
+            f" {memory.zero_stage}",
+            f"use schedule={DEFAULT_SCHEDULE!r}, or zero_stage=1",
             code="unsupported",
         )
 
@@ -286,6 +315,7 @@ def _pipeline_micro_batch_sizes(
 def _checked(given: MemoryModel | OptimizerName | None, cluster: Cluster) -> MemoryModel:
     memory = MemoryModel.preset(given) if isinstance(given, str) else MemoryModel() if given is None else given
     check_is("memory", memory, MemoryModel, "use the name of an optimizer, like `adam-bf16`, or a `hpgo.MemoryModel`")
+    check_int("zero_stage", memory.zero_stage, minimum=0, maximum=3)
     check_flag("shard_optimizer", memory.shard_optimizer)
     if isinstance(memory.reserved_bytes, str):
         memory = replace(memory, reserved_bytes=parse_bytes(memory.reserved_bytes))

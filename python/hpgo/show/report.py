@@ -757,7 +757,8 @@ def _optimizer(memory: MemoryModel) -> str:
     gradients, state = memory.gradients_per_weight, memory.optimizer_per_weight
     kept = f"{gradients:g} byte{'' if gradients == 1 else 's'} of gradients and {state:g} of state per byte of weights"
     known = "" if name is None else f" ({OPTIMIZERS[name].bytes_text} per parameter)"
-    sharded = ", sharded over replicas" if memory.shard_optimizer else ""
+    what = ("", "", "gradients and state ", "weights, gradients and state ")[memory.zero_stage]
+    sharded = f", {what}sharded over replicas" if memory.shard_optimizer else ""
     return f"{'' if name is None else f'{name}: '}{kept}{known}{sharded}"
 
 

@@ -125,6 +125,12 @@ impl Settings {
                 ));
             }
         }
+        if memory.zero_stage > 3 {
+            return Err(Error::argument(
+                format!("the ZeRO stage is {}, but it must be 0, 1, 2 or 3", memory.zero_stage),
+                "choose one of them",
+            ));
+        }
         Ok(())
     }
 

@@ -250,6 +250,7 @@ impl<'a> PlanEvaluator<'a> {
             of_kinds.map(|passes| Some(passes.between(half(passes.halves?), cuts))).reduce(|a, b| Some(a?.max(b?)))?
         };
         let memory = alone.memory.with_in_flight(stage.max_in_flight);
+        let (exposed_forward_comm_s, exposed_backward_comm_s) = alone.exposed_comm_s();
         let held_once_bytes = shared.map_or(0.0, |shared| shared.held_once_bytes);
         Ok(StageCost {
             samples_per_replica,
@@ -261,6 +262,8 @@ impl<'a> PlanEvaluator<'a> {
             transfer_s: transfer_busy_s + latency_s,
             transfer_busy_s,
             exposed_transfer_s: settings.exposed_transfer_s(receive_s, transfer_busy_s),
+            exposed_forward_comm_s,
+            exposed_backward_comm_s,
             grad_reduce_s: sync_tail(false),
             exposed_grad_reduce_s,
             memory: if held_once_bytes > 0.0 {

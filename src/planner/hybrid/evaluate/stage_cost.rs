@@ -2,7 +2,7 @@
 //! otherwise.
 
 use crate::cost::network::{Cluster, Rate};
-use crate::cost::{self, LayerSums, Memory, Pace, Totals};
+use crate::cost::{self, LayerSums, Memory, Pace, ShardMessages, Totals};
 use crate::planner::hybrid::{bounds::paths::PathStage, settings::Settings};
 
 /// Cost of a stage in a plan.
@@ -26,6 +26,10 @@ pub struct StageCost {
     /// Part of each pass in which the devices receive and send instead of computing. It is not in `forward_s` and
     /// `backward_s`. 0 if transfers overlap with computation.
     pub exposed_transfer_s: f64,
+    /// Time by which messages of ZeRO stage 3 lengthen each forward pass. It is not in `forward_s`.
+    pub exposed_forward_comm_s: f64,
+    /// Time by which messages of ZeRO stages 2 and 3 lengthen each backward pass. It is not in `backward_s`.
+    pub exposed_backward_comm_s: f64,
     /// Gradient all-reduce of the whole stage.
     pub grad_reduce_s: f64,
     /// Exposed gradient reduction: the part of `grad_reduce_s` behind the last backward of the stage.
@@ -82,6 +86,10 @@ impl StageDevices {
 pub(crate) struct BaseCost {
     pub forward_s: f64,
     pub backward_s: f64,
+    /// Messages of ZeRO stages 2 and 3.
+    pub messages: ShardMessages,
+    /// Whether the backward pass recomputes the activations.
+    pub recompute: bool,
     /// Exposed gradient reduction, behind the last backward.
     pub grad_reduce_s: f64,
     pub memory: Memory,
@@ -106,6 +114,8 @@ impl BaseCost {
         Self {
             forward_s,
             backward_s,
+            messages: ShardMessages::new(model, &settings.memory, cuts, devices.sync, settings.overlap_sync),
+            recompute: false,
             grad_reduce_s,
             memory: cost::memory(model, totals, &settings.memory, cuts, devices.replicas, 1),
             capacity_bytes: devices.memory_bytes - settings.memory.reserved_bytes,
@@ -117,17 +127,22 @@ impl BaseCost {
     pub(crate) fn recomputing(self) -> Self {
         // Recomputation repeats the forward of the whole stage before its backward.
         let backward_s = self.backward_s + self.forward_s;
-        Self { backward_s, memory: self.memory.recomputing(self.input_bytes), ..self }
+        Self { backward_s, recompute: true, memory: self.memory.recomputing(self.input_bytes), ..self }
+    }
+
+    /// Returns the times by which messages lengthen the forward and the backward pass.
+    pub(crate) fn exposed_comm_s(&self) -> (f64, f64) {
+        self.messages.exposed_s(self.forward_s, self.backward_s, self.recompute)
     }
 
     /// Returns the inputs of paths and simulator for this stage, with a range of numbers in flight and its transfer:
     /// the time on the link and the latency.
     pub(crate) fn path_stage(&self, max_in_flights: (u32, u32), (busy_s, latency_s): (f64, f64)) -> PathStage {
-        let Self { forward_s, backward_s, grad_reduce_s, .. } = *self;
+        let (exposed_forward_s, exposed_backward_s) = self.exposed_comm_s();
         PathStage {
-            forward_s,
-            backward_s,
-            grad_reduce_s,
+            forward_s: self.forward_s + exposed_forward_s,
+            backward_s: self.backward_s + exposed_backward_s,
+            grad_reduce_s: self.grad_reduce_s,
             min_in_flight: max_in_flights.0,
             max_in_flight: max_in_flights.1,
             busy_s,
@@ -139,8 +154,8 @@ impl BaseCost {
 /// Returns the inputs of paths and simulator for a stage, with its smallest and largest number in flight.
 pub(crate) fn path_stage(stage: &StageCost, (min_in_flight, max_in_flight): (u32, u32)) -> PathStage {
     let computing = PathStage {
-        forward_s: stage.forward_s,
-        backward_s: stage.backward_s,
+        forward_s: stage.forward_s + stage.exposed_forward_comm_s,
+        backward_s: stage.backward_s + stage.exposed_backward_comm_s,
         grad_reduce_s: stage.exposed_grad_reduce_s,
         min_in_flight,
         max_in_flight,

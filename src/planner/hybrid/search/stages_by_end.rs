@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::cost::{self, Passes};
+use crate::cost::{self, Passes, ShardMessages};
 use crate::planner::effort::work;
 use crate::planner::hybrid::{
     bounds::nested_stages::{Inner, Synced},
@@ -29,8 +29,9 @@ struct StageClass<'t> {
     short: Rc<[Stage]>,
     /// All-reduce tails of the stages on each kind of the devices alone.
     sync: Vec<(Passes<'t>, Synced<'t>)>,
-    /// Largest numbers of micro-batches in flight that fit for each stage, `None` if not computed yet.
-    fitting: Vec<Option<Fitting>>,
+    /// Largest numbers of micro-batches in flight that fit for each stage, and its messages of ZeRO stages 2 and 3.
+    /// `None` if not computed yet.
+    fitting: Vec<Option<(Fitting, ShardMessages)>>,
 }
 
 /// All stages that end at one cut. Labels at this cut share their costs.
@@ -84,32 +85,42 @@ impl<'t> StagesByEnd<'t> {
         self.of_cost_class[at].insert(stages).short.clone()
     }
 
-    /// Returns the exposed all-reduce time of the stage at index `at` of [`StagesByEnd::short`], and its largest numbers
-    /// of micro-batches in flight that fit.
-    pub(crate) fn sync_and_fitting(&mut self, choice: &PlacementMove, at: usize, work: &mut u64) -> (f64, Fitting) {
+    /// Returns the exposed all-reduce time of the stage at index `at` of [`StagesByEnd::short`], its largest numbers of
+    /// micro-batches in flight that fit, and its messages of ZeRO stages 2 and 3.
+    pub(crate) fn sync_and_fitting(
+        &mut self,
+        choice: &PlacementMove,
+        at: usize,
+        work: &mut u64,
+    ) -> (f64, Fitting, ShardMessages) {
         let (task, end) = (self.task, self.end);
         let Some(stages) = &mut self.of_cost_class[choice.cost_class as usize] else {
-            return (0.0, Fitting::default());
+            return (0.0, Fitting::default(), ShardMessages::default());
         };
         if self.inner.is_none() {
             self.inner = task.sets.as_ref().map(|sets| sets.inner(end));
         }
         let Stage { begin, index, .. } = stages.short[at];
         // Memory is checked lazily, because stages that are dropped by their times never need it.
-        let fitting = *stages.fitting[at].get_or_insert_with(|| {
+        let (fitting, messages) = *stages.fitting[at].get_or_insert_with(|| {
             *work += work::FIT_STAGE;
-            let Some(totals_index) = task.totals_index[choice.replicas as usize] else { return Fitting::default() };
+            let Some(totals_index) = task.totals_index[choice.replicas as usize] else {
+                return (Fitting::default(), ShardMessages::default());
+            };
             let totals = &task.totals[totals_index as usize];
             let capacity_bytes = choice.memory_bytes - task.settings.memory.reserved_bytes;
-            task.memory(totals, (begin, end), choice.replicas).fitting(task.micro_batches, capacity_bytes)
+            let memory = task.memory(totals, (begin, end), choice.replicas);
+            let (options, overlap) = (&task.settings.memory, task.settings.overlap_sync);
+            let messages = ShardMessages::new(task.model, options, (begin, end), choice.sync, overlap);
+            (memory.fitting(task.micro_batches, capacity_bytes), messages)
         });
         let inner = self.inner.as_deref();
         if let [(_, only)] = &mut stages.sync[..] {
-            return (only.sum(index, inner), fitting);
+            return (only.sum(index, inner), fitting, messages);
         }
         let of_kinds: Vec<(f64, f64)> = (stages.sync.iter_mut())
             .map(|(passes, sync)| (passes.backward_between_s((begin, end)), sync.sum(index, inner)))
             .collect();
-        (cost::exposed_s(of_kinds.into_iter(), task.settings.overlap_sync), fitting)
+        (cost::exposed_s(of_kinds.into_iter(), task.settings.overlap_sync), fitting, messages)
     }
 }

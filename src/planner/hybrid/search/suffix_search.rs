@@ -358,7 +358,7 @@ impl<S: Placements> Pass<'_, '_, S> {
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
                 }
-                let (grad_reduce_s, fitting) = ending.sync_and_fitting(choice, at, &mut work);
+                let (grad_reduce_s, fitting, messages) = ending.sync_and_fitting(choice, at, &mut work);
                 // The schedule may allow fewer in flight than a stage behind already has. Then only that number is
                 // possible.
                 let ranges = fitting.choices(min, max.max(min)).flat_map(|(recompute, (min, largest))| {
@@ -367,9 +367,10 @@ impl<S: Placements> Pass<'_, '_, S> {
                 for (recompute, (min_in_flight, max_in_flight)) in ranges {
                     let backward_s = if recompute && is_by_stage { backward_s + forward_s } else { backward_s };
                     work += work::EXTEND_PATHS;
+                    let (forward_comm_s, backward_comm_s) = messages.exposed_s(forward_s, backward_s, recompute);
                     let stage = PathStage {
-                        forward_s: forward_s + exposed_s,
-                        backward_s: backward_s + exposed_s,
+                        forward_s: forward_s + forward_comm_s + exposed_s,
+                        backward_s: backward_s + backward_comm_s + exposed_s,
                         grad_reduce_s,
                         min_in_flight,
                         max_in_flight,
