@@ -66,7 +66,7 @@ proptest! {
         warm_up in prop_oneof![Just(WarmUp::Min), Just(WarmUp::Eager), Just(WarmUp::All)],
         micro_batch in prop_oneof![Just(1_u32), Just(2), Just(3), Just(6)],
         tied in prop::option::of((0_usize..7, 0_usize..7)),
-        zero_stage in 0_u8..4,
+        zero_stage in 0_u8..2,
     ) {
         let layers = problem.graph.layers.len();
         if let Some((one, other)) = tied

@@ -163,7 +163,7 @@ def _layers(plan: Plan, found: Origin | None, places: dict[str, int]) -> dict[st
     place_of = {layer.id: at for at, layer in enumerate(counted_profile.layers)}
     for stage in plan.stages:
         kinds = [times.on(device) for device in {devices[device] for device in stage.devices}]
-        # Of weights and gradients that replicas shard, some layers are whole, so each layer counts its share of the sum.
+        # Of weights and gradients that replicas shard, some layers are whole, so each layer counts a part of the sum.
         weights, gradients = _held_shares(stage, [layers[one] for one in stage.layers], memory)
         shared = stage.replicas if memory.shard_optimizer else 1
         each = gradients + memory.optimizer_per_weight / shared
