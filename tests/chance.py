@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import twin
 
@@ -29,7 +29,7 @@ class Question:
     shard_optimizer: bool
     even_split: bool
     overlap_p2p_comm: bool = True
-    zero_stage: int = 0
+    zero_stage: Literal[0, 1, 2, 3, "auto"] = 0
 
     @property
     def options(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def sharded(seed: int) -> chance.Question:
         asked,
         profile=replace(asked.profile, layers=layers),
         cluster=replace(asked.cluster, nodes=nodes),
-        zero_stage=random.randint(1, 3),
+        zero_stage=random.choice([2, 3, "auto", "auto"]),
     )
 
 
@@ -108,9 +108,9 @@ def best_step_s(question: chance.Question) -> float:
 
     @cache
     def priced(
-        assumed: twin.Assumed, front: frozenset[str], ids: tuple[str, ...], *devices: tuple[int, ...]
+        assumed: twin.Assumed, behind: int, front: frozenset[str], ids: tuple[str, ...], *devices: tuple[int, ...]
     ) -> twin.Stage:
-        return twin.price_stage(model, nodes, assumed, set(front), ids, *devices)
+        return twin.price_stage(model, nodes, assumed, behind, set(front), ids, *devices)
 
     best = math.inf
     for depth in range(1, min(len(model.layers), sum(counts)) + 1):
@@ -123,9 +123,12 @@ def best_step_s(question: chance.Question) -> float:
             rows = list(zip(cut, placed, [*placed[1:], ()], [(), *placed[:-1]], strict=True))
             # Each stage may recompute its activations or keep them, if the question allows both.
             for every in product(choices, repeat=depth):
+                # Only one of recomputation and the ZeRO stage is left to each stage.
+                if question.zero_stage == "auto" and len(set(every)) > 1:
+                    continue
                 stages = [
-                    priced(assumed, front, ids, *devices)
-                    for assumed, ((front, ids), *devices) in zip(every, rows, strict=True)
+                    priced(assumed, depth - number, front, ids, *devices)
+                    for number, (assumed, ((front, ids), *devices)) in enumerate(zip(every, rows, strict=True))
                 ]
                 if max(count * (stage.forward_s + stage.backward_s) for stage in stages) < best:
                     windows = twin_steps.windows(choices[0], stages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jsonschema
 import pytest
@@ -12,6 +13,9 @@ from click.testing import CliRunner
 import hpgo
 from hpgo import export
 from hpgo.cli.main import group
+
+if TYPE_CHECKING:
+    from hpgo.planning.problem import ZeroStage
 
 ROOT = Path(__file__).parent.parent
 GB = 1e9
@@ -41,7 +45,7 @@ def cluster() -> hpgo.Cluster:
     return hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=8, memory="64 GB")
 
 
-def on_both(profile: hpgo.Profile, cluster: hpgo.Cluster, zero_stage: int, **options: bool) -> hpgo.Plan:
+def on_both(profile: hpgo.Profile, cluster: hpgo.Cluster, zero_stage: ZeroStage, **options: bool) -> hpgo.Plan:
     memory = hpgo.MemoryModel(zero_stage=zero_stage)
     stages = [(len(profile.layers), [0, 1])]
     sizes = {"global_batch_size": 8, "pipeline_micro_batch_size": 2}
@@ -109,6 +113,41 @@ def test_a_plan_fits_at_the_stage_that_shards_enough(even: hpgo.Profile) -> None
     assert [on_both(even, small, zero_stage).fits for zero_stage in range(4)] == [False, False, False, True]
 
 
+def test_auto_takes_the_lowest_stage_that_fits(even: hpgo.Profile) -> None:
+    # As above, 8 GB of weights need 24, 21 and 18 GB at stages 1, 2 and 3.
+    for memory, zero_stage in (("25 GB", 1), ("22 GB", 2), ("19 GB", 3), ("9 GB", 3)):
+        small = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=80, memory=memory)
+        plan = on_both(even, small, "auto")
+        fixed = on_both(even, small, zero_stage)
+        assert plan.stages == fixed.stages
+        assert plan.step_s == fixed.step_s
+        assert [stage.zero_stage for stage in plan.stages] == [zero_stage]
+        assert hpgo.Plan.from_json(plan.to_json()).reevaluate().stages == plan.stages
+
+
+def test_auto_is_never_worse_than_one_stage_for_all() -> None:
+    """BERT-48 on devices that hold two thirds of what data parallelism without sharding needs."""
+    cluster = hpgo.Cluster.of(nodes=2, devices_per_node=4, intra_gbit_s=600, inter_gbit_s=100, memory="5 GB")
+    steps = {}
+    for zero_stage in (1, 2, 3, "auto"):
+        memory = hpgo.MemoryModel(zero_stage=zero_stage)
+        try:
+            plan = hpgo.plan("bert-48", cluster, global_batch_size=64, schedule="1f1b", memory=memory)
+        except hpgo.errors.InfeasibleError:
+            continue
+        assert plan.lower_bound_s is not None
+        steps[zero_stage] = (plan.lower_bound_s, plan.step_s)
+    assert steps["auto"][0] <= min(step_s for _, step_s in steps.values())
+
+
+@pytest.mark.parametrize("zero_stage", ["most", 4, -1, True, None, 1.5])
+def test_files_with_other_stages_are_refused(profile: hpgo.Profile, cluster: hpgo.Cluster, zero_stage: object) -> None:
+    document = json.loads(on_both(profile, cluster, 3).to_json())
+    document["assumptions"]["memory"]["zero_stage"] = zero_stage
+    with pytest.raises(hpgo.errors.ArgumentError, match="zero_stage"):
+        hpgo.Plan.from_json(json.dumps(document))
+
+
 @pytest.mark.parametrize("schedule", ["zb_h1", "interleaved", "auto"])
 def test_other_schedules_are_refused(profile: hpgo.Profile, cluster: hpgo.Cluster, schedule: str) -> None:
     memory = hpgo.MemoryModel(zero_stage=2)
@@ -117,7 +156,7 @@ def test_other_schedules_are_refused(profile: hpgo.Profile, cluster: hpgo.Cluste
         hpgo.plan(profile, cluster, global_batch_size=6, schedule=schedule, memory=memory)
 
 
-@pytest.mark.parametrize("zero_stage", [-1, 4, True, "2"])
+@pytest.mark.parametrize("zero_stage", [-1, 4, 1.5, "2"])
 def test_other_stages_are_refused(profile: hpgo.Profile, cluster: hpgo.Cluster, zero_stage: int) -> None:
     memory = hpgo.MemoryModel(zero_stage=zero_stage)
     with pytest.raises(hpgo.errors.ArgumentError, match="zero_stage"):
@@ -125,7 +164,7 @@ def test_other_stages_are_refused(profile: hpgo.Profile, cluster: hpgo.Cluster, 
 
 
 def test_frameworks_and_exports_refuse_stages_2_and_3(profile: hpgo.Profile, cluster: hpgo.Cluster) -> None:
-    with pytest.raises(hpgo.errors.ArgumentError, match="ZeRO stage 2"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="zero_stage is 2"):
         hpgo.plan(
             "bert-48", "dapple-a", global_batch_size=64, framework="megatron", memory=hpgo.MemoryModel(zero_stage=2)
         )

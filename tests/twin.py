@@ -30,11 +30,15 @@ class Assumed:
     optimizer_per_weight: float = 2.0
     shard_optimizer: bool = False
     reserved_bytes: float = 0.0
-    zero_stage: int = 0
+    zero_stage: int | str = 0
+
+    def min_in_flight(self, behind: int) -> int:
+        """The fewest micro-batches in flight of a stage with so many to the last one, both counted."""
+        return self.micro_batches if self.schedule == "gpipe" else min(self.micro_batches, behind)
 
     def shards(self, zero_stage: int) -> bool:
         """Whether replicas share what they share from this ZeRO stage on."""
-        return max(self.zero_stage, int(self.shard_optimizer)) >= zero_stage
+        return max(int(self.zero_stage), int(self.shard_optimizer)) >= zero_stage
 
 
 @dataclass(frozen=True)
@@ -177,13 +181,23 @@ def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) ->
                 model.copies += [size] * (tie["layers"][0] not in ids)
                 sums += nodes.all_reduce_s(size, [device for _, group in sharers for device in group])
         before = {name for row, _ in stages[:number] for name in row}
-        stage = price_stage(model, nodes, assumed, before, ids, devices, receivers[number], senders[number])
+        behind = len(stages) - number
+        stage = price_stage(model, nodes, assumed, behind, before, ids, devices, receivers[number], senders[number])
         tails = {key: getattr(stage, key) + sums for key in ("grad_reduce_s", "exposed_grad_reduce_s", "split_tail_s")}
         priced.append(replace(stage, **tails))
     return priced
 
 
-def price_stage(
+def price_stage(model: Model, nodes: Nodes, assumed: Assumed, behind: int, *of: Any) -> Stage:
+    """What a stage takes and holds that is so many in front of the end; `of` goes on to `price_sharded`."""
+    if assumed.zero_stage != "auto":
+        return price_sharded(model, nodes, assumed, *of)
+    each = [price_sharded(model, nodes, replace(assumed, zero_stage=zero_stage), *of) for zero_stage in (1, 2, 3)]
+    fits = (one for one in each if one.holds_bytes(assumed.min_in_flight(behind)) <= one.capacity_bytes)
+    return next(fits, each[-1])
+
+
+def price_sharded(
     model: Model,
     nodes: Nodes,
     assumed: Assumed,

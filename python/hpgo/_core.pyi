@@ -50,6 +50,7 @@ class CostRecord(TypedDict):
     memory: MemoryRecord
     capacity_bytes: float
     recompute: bool
+    zero_stage: int
 
 @type_check_only
 class StageRecord(TypedDict):

@@ -13,12 +13,28 @@ pub struct MemoryModel {
     pub optimizer_per_weight: f64,
     /// What the replicas of a stage share evenly (ZeRO stage): nothing (0), the optimizer state (1), also the gradients
     /// (2), or also the weights (3).
+    #[cfg_attr(feature = "python", pyo3(attribute("min_zero_stage")))]
     pub zero_stage: u8,
+    /// Highest ZeRO stage that a stage of the pipeline may take. If it is above `zero_stage`, each takes the lowest that
+    /// fits with the fewest micro-batches in flight that the schedule allows there.
+    pub max_zero_stage: u8,
     /// Bytes of each device that plans must not use, because the framework needs them.
     pub reserved_bytes: f64,
 }
 
 impl MemoryModel {
+    /// Returns the model with this ZeRO stage everywhere.
+    #[must_use]
+    pub fn at_zero_stage(self, zero_stage: u8) -> Self {
+        Self { zero_stage, max_zero_stage: zero_stage, ..self }
+    }
+
+    /// Returns the model with the highest allowed ZeRO stage, which needs the least memory, everywhere.
+    #[must_use]
+    pub fn least(self) -> Self {
+        self.at_zero_stage(self.max_zero_stage)
+    }
+
     /// Returns the number of shards of what replicas share from this ZeRO stage on: 1 if they do not share it.
     fn shards(&self, from_stage: u8, replicas: u32) -> f64 {
         if self.zero_stage >= from_stage { f64::from(replicas) } else { 1.0 }

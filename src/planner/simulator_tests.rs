@@ -81,7 +81,7 @@ proptest! {
             return Ok(());
         };
         let mut settings = Settings { warm_up, pipeline_micro_batch_sizes: vec![micro_batch], ..problem.settings.clone() };
-        settings.memory.zero_stage = zero_stage;
+        settings.memory = settings.memory.at_zero_stage(zero_stage);
         let states = CutPoints::between(&problem.graph, &even_stages(&problem.graph, count)).expect("a chain");
         let model = LayerSums::new(&problem.graph, &states);
         // The largest numbers in flight that memory allows. Skip problems with too many replicas for the micro-batch.

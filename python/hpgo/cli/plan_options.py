@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -32,6 +32,7 @@ _SCHEDULES = (
     "interleaved_overlap", "looped_bfs", "hanayo", "interleaved_zb", "zb_v", "v_half", "v_min", "dualpipe_v",
 )  # fmt: skip
 _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
+_ZERO_STAGES: dict[str, Literal[0, 1, 2, 3, "auto"]] = {"0": 0, "1": 1, "2": 2, "3": 3, "auto": "auto"}
 
 
 SECTIONS = {
@@ -216,12 +217,13 @@ class ProblemOptions(ProfileFileOptions):
     shard_optimizer: bool = option(
         "--shard-optimizer", is_flag=True, help="Shard the optimizer state over replicas (ZeRO stage 1)."
     )
-    zero_stage: int = option(
+    zero_stage: str = option(
         "--zero-stage",
-        type=click.IntRange(0, 3),
-        default=0,
-        metavar="N",
-        help="Shard over replicas: the optimizer state (1), also gradients (2), also weights (3).  [0]",
+        type=click.Choice(tuple(_ZERO_STAGES)),
+        default="0",
+        metavar="NAME",
+        help="Shard over replicas: the optimizer state (1), also gradients (2), also weights (3), or what each stage"
+        " needs to fit (auto).  [0]",
     )
     reserve_memory: float = RESERVE
     even_split: bool = option(
@@ -246,7 +248,7 @@ class ProblemOptions(ProfileFileOptions):
             self.optimizer,
             shard_optimizer=self.shard_optimizer,
             reserved_bytes=self.reserve_memory,
-            zero_stage=self.zero_stage,
+            zero_stage=_ZERO_STAGES[self.zero_stage],
         )
         given: dict[str, Any] = {
             "gradients_per_weight": self.gradients_per_weight,

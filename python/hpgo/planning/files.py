@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from hpgo import _core
 from hpgo.base.checks import check_is, check_text
@@ -21,6 +21,7 @@ from hpgo.model.formats import native
 from hpgo.model.profile import Profile
 from hpgo.planning.laws import check_file
 from hpgo.planning.plans import Alternative, Assumptions, Digest, Plan, ScheduleChoice
+from hpgo.planning.problem import ZeroStage
 from hpgo.programs.stages import recompute_by_stage
 
 if TYPE_CHECKING:
@@ -261,6 +262,8 @@ def _read_assumptions(top: Section) -> Assumptions | None:
             else:
                 known[key] = Cluster.from_document(section.get(key), file=kept.where)
     assumptions = record(Assumptions, section, optional=_SINCE_2, known=known)
+    if assumptions.memory.zero_stage not in get_args(ZeroStage):
+        section.fail(f"`zero_stage` is {safe_repr(assumptions.memory.zero_stage)}, but must be 0, 1, 2, 3 or auto")
     for source in (assumptions.profile, assumptions.cluster):
         if isinstance(source, Digest) and not (len(source.sha256) == 64 and set(source.sha256) <= _DIGITS):
             section.fail(f"`sha256` is {safe_repr(source.sha256)}, but it must have 64 hexadecimal digits")

@@ -381,7 +381,7 @@ def devices_hold_their_weights(one: _Checked) -> str:
     if one.sums:
         of = sum(held for _, _, held in one.sums)
         for at, (stage, (_, _, held)) in enumerate(zip(plan.stages, one.sums, strict=True)):
-            shards = stage.replicas if plan.assumed.memory.zero_stage == 3 else 1
+            shards = stage.replicas if stage.zero_stage == 3 else 1
             if not is_at_most(held / shards, stage.memory.weights_bytes, of):
                 return f"stage {at}"
     for at, stage in enumerate(plan.stages):

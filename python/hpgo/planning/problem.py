@@ -32,6 +32,8 @@ SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
 allows, which hides transfers. `gpipe` runs all forward passes first."""
 
 DEFAULT_SCHEDULE = "eager_1f1b"
+ZeroStage = Literal[0, 1, 2, 3, "auto"]
+"""ZeRO stage of the replicas of each stage of a pipeline, or its choice for each."""
 NO_LIMIT = 2**31
 """Value for counts without a limit: the native planner keeps counts in 32 bits."""
 _MAX_MICRO_BATCHES = 2**16
@@ -51,9 +53,10 @@ class MemoryModel:
     """Whether the optimizer state is sharded over the replicas of a stage (ZeRO stage 1 or more)."""
     reserved_bytes: float = 0.0
     """Memory of each device that stages can't use, in bytes, for instance for the framework."""
-    zero_stage: int = 0
+    zero_stage: ZeroStage = 0
     """What the replicas of a stage shard: nothing (0), the optimizer state (1, as with `shard_optimizer`), also the
-    gradients (2), or also the weights (3). Stages 2 and 3 send further messages for each micro-batch."""
+    gradients (2), or also the weights (3). Stages 2 and 3 send further messages for each micro-batch. "auto" takes for
+    each stage of the pipeline the lowest from 1 on that fits with the fewest micro-batches in flight."""
 
     def __post_init__(self) -> None:
         # Each field implies the other, so that all readers find what they look for in either of them.
@@ -62,6 +65,16 @@ class MemoryModel:
         elif self.shard_optimizer is False and self.zero_stage != 0:
             object.__setattr__(self, "shard_optimizer", True)
 
+    @property
+    def min_zero_stage(self) -> int:
+        """The lowest ZeRO stage that a stage of the pipeline may take."""
+        return 1 if self.zero_stage == "auto" else self.zero_stage
+
+    @property
+    def max_zero_stage(self) -> int:
+        """The highest ZeRO stage that a stage of the pipeline may take."""
+        return 3 if self.zero_stage == "auto" else self.zero_stage
+
     @classmethod
     def preset(
         cls,
@@ -69,7 +82,7 @@ class MemoryModel:
         *,
         shard_optimizer: bool = False,
         reserved_bytes: str | float = 0.0,
-        zero_stage: int = 0,
+        zero_stage: ZeroStage = 0,
     ) -> MemoryModel:
         """Return the memory model of an optimizer of `hpgo.programs.optimizers.OPTIMIZERS`.
 
@@ -230,6 +243,8 @@ class PlanningProblem:
             overlap=overlap,
             overlap_p2p_comm=overlap_p2p_comm,
             memory=memory,
+            # Neither of recomputation and a higher ZeRO stage is always faster, so only one of them is left to a stage.
+            recompute_by_stage=memory.zero_stage != "auto",
             loading_s=0.0
             if include_data_loading
             else max((layer.forward_s[0] for layer in profile.loading), default=0.0),
@@ -254,10 +269,10 @@ def check_transfers(schedule: str, *, overlap_p2p_comm: bool) -> None:
 def check_sharding(schedule: str, memory: MemoryModel) -> None:
     """Raise ArgumentError if replicas shard more than the optimizer state under a schedule without such messages."""
     # Their messages lengthen whole passes, and with several stages per device several layers would be gathered at once.
-    if memory.zero_stage >= 2 and schedule not in SCHEDULES:
+    if memory.max_zero_stage >= 2 and schedule not in SCHEDULES:
         raise ArgumentError(
             f"the schedule is {safe_repr(schedule)}, but only plans under {', '.join(SCHEDULES)} have ZeRO stage"
-            f" {memory.zero_stage}",
+            f" {memory.zero_stage if memory.zero_stage != 'auto' else '2 or 3'}",
             f"use schedule={DEFAULT_SCHEDULE!r}, or zero_stage=1",
             code="unsupported",
         )
@@ -315,7 +330,8 @@ def _pipeline_micro_batch_sizes(
 def _checked(given: MemoryModel | OptimizerName | None, cluster: Cluster) -> MemoryModel:
     memory = MemoryModel.preset(given) if isinstance(given, str) else MemoryModel() if given is None else given
     check_is("memory", memory, MemoryModel, "use the name of an optimizer, like `adam-bf16`, or a `hpgo.MemoryModel`")
-    check_int("zero_stage", memory.zero_stage, minimum=0, maximum=3)
+    if memory.zero_stage != "auto":
+        check_int("zero_stage", memory.zero_stage, minimum=0, maximum=3)
     check_flag("shard_optimizer", memory.shard_optimizer)
     if isinstance(memory.reserved_bytes, str):
         memory = replace(memory, reserved_bytes=parse_bytes(memory.reserved_bytes))

@@ -116,6 +116,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
                 input_gradient_s=cost["input_gradient_s"],
                 weight_gradient_s=cost["weight_gradient_s"],
                 recompute=cost["recompute"],
+                zero_stage=cost["zero_stage"],
             )
         )
     # The record has only the values that the search decided. All others come from the problem.

@@ -85,6 +85,8 @@ class Stage(Record):
     exposed_transfer_s: float = 0.0
     """Exposed transfers: seconds of each pass in which the devices receive and send instead of computing. They are not
     in `forward_s` and `backward_s`. 0 if transfers overlap with computation."""
+    zero_stage: int = 0
+    """ZeRO stage of its replicas: what they shard (`hpgo.planning.problem.MemoryModel`). 0 in older files."""
     exposed_forward_comm_s: float = 0.0
     """Seconds by which each forward pass waits for weights that replicas gather (ZeRO stage 3). They are not in
     `forward_s`."""

@@ -192,9 +192,9 @@ def _held_shares(stage: Stage, layers: Sequence[Layer], memory: MemoryModel) -> 
     all_bytes = sum(layer.parameter_bytes for layer in layers)
     trained_bytes = sum(layer.trained_bytes for layer in layers)
     weights, gradients = 1.0, memory.gradients_per_weight
-    if memory.zero_stage >= 3 and all_bytes:
+    if stage.zero_stage >= 3 and all_bytes:
         weights = min(weights, stage.memory.weights_bytes / all_bytes)
-    if memory.zero_stage >= 2 and trained_bytes:
+    if stage.zero_stage >= 2 and trained_bytes:
         gradients = min(gradients, stage.memory.gradients_bytes / trained_bytes)
     return weights, gradients
 

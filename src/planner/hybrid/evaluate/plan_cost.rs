@@ -245,6 +245,9 @@ impl<'a> PlanEvaluator<'a> {
         let exposed_grad_reduce_s = sync_tail(settings.overlap_sync);
         let kept = BaseCost::new(model, totals, settings, &devices, cuts, exposed_grad_reduce_s);
         let alone = if stage.recompute { kept.recomputing() } else { kept };
+        let from_end = (plan.stages.len() - index) as u32;
+        let min_in_flight = settings.max_in_flights(from_end, settings.global_batch / micro_batch).0;
+        let alone = alone.sharded(min_in_flight);
         let half_s = |half: fn(&Halves) -> &[f64]| -> Option<f64> {
             let of_kinds = totals.passes(devices.pace);
             of_kinds.map(|passes| Some(passes.between(half(passes.halves?), cuts))).reduce(|a, b| Some(a?.max(b?)))?
@@ -267,12 +270,13 @@ impl<'a> PlanEvaluator<'a> {
             grad_reduce_s: sync_tail(false),
             exposed_grad_reduce_s,
             memory: if held_once_bytes > 0.0 {
-                memory.with_weights(-held_once_bytes, &settings.memory, replicas)
+                memory.with_weights(-held_once_bytes, &settings.memory.at_zero_stage(alone.zero_stage), replicas)
             } else {
                 memory
             },
             capacity_bytes: alone.capacity_bytes,
             recompute: stage.recompute,
+            zero_stage: alone.zero_stage,
         })
     }
 

@@ -40,6 +40,8 @@ pub struct StageCost {
     pub capacity_bytes: f64,
     /// Whether the backward pass recomputes the activations.
     pub recompute: bool,
+    /// ZeRO stage of its replicas.
+    pub zero_stage: u8,
 }
 
 impl StageCost {
@@ -96,6 +98,19 @@ pub(crate) struct BaseCost {
     pub capacity_bytes: f64,
     /// Bytes of the input of one micro-batch on one device.
     pub input_bytes: f64,
+    /// ZeRO stage of its replicas.
+    pub zero_stage: u8,
+    /// What differs at the higher ZeRO stages that the stage may take, in rising order. `None` beyond the highest.
+    higher: [Option<Sharding>; 2],
+}
+
+/// What a stage holds and sends at a ZeRO stage.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Sharding {
+    weights_bytes: f64,
+    gradients_bytes: f64,
+    optimizer_bytes: f64,
+    messages: ShardMessages,
 }
 
 impl BaseCost {
@@ -111,16 +126,50 @@ impl BaseCost {
     ) -> Self {
         // A stage is as fast as its slowest device.
         let (forward_s, backward_s) = totals.longest_s(devices.pace, cuts);
+        let options = &settings.memory;
+        let at = |zero_stage: u8| {
+            let options = options.at_zero_stage(zero_stage);
+            let messages = ShardMessages::new(model, &options, cuts, devices.sync, settings.overlap_sync);
+            (cost::memory(model, totals, &options, cuts, devices.replicas, 1), messages)
+        };
+        let (memory, messages) = at(options.zero_stage);
+        let higher = [1, 2].map(|more| {
+            // One replica shares nothing.
+            let is_allowed = devices.replicas > 1 && options.zero_stage + more <= options.max_zero_stage;
+            is_allowed.then(|| {
+                let (memory, messages) = at(options.zero_stage + more);
+                let cost::Memory { weights_bytes, gradients_bytes, optimizer_bytes, .. } = memory;
+                Sharding { weights_bytes, gradients_bytes, optimizer_bytes, messages }
+            })
+        });
         Self {
             forward_s,
             backward_s,
-            messages: ShardMessages::new(model, &settings.memory, cuts, devices.sync, settings.overlap_sync),
+            messages,
             recompute: false,
             grad_reduce_s,
-            memory: cost::memory(model, totals, &settings.memory, cuts, devices.replicas, 1),
+            memory,
             capacity_bytes: devices.memory_bytes - settings.memory.reserved_bytes,
             input_bytes: totals.boundary_bytes[cuts.0],
+            zero_stage: options.zero_stage,
+            higher,
         }
+    }
+
+    /// Returns the cost at the lowest ZeRO stage that the stage may take and that fits with `in_flight` micro-batches,
+    /// or at the highest if none fits.
+    pub(crate) fn sharded(self, in_flight: u32) -> Self {
+        let mut cost = self;
+        for higher in self.higher.into_iter().flatten() {
+            if cost.memory.bytes_with(in_flight) <= cost.capacity_bytes {
+                break;
+            }
+            let Sharding { weights_bytes, gradients_bytes, optimizer_bytes, messages } = higher;
+            cost.memory = Memory { weights_bytes, gradients_bytes, optimizer_bytes, ..cost.memory };
+            cost.messages = messages;
+            cost.zero_stage += 1;
+        }
+        cost
     }
 
     /// Returns the cost with recomputed activations, from the cost with kept ones.

@@ -29,9 +29,9 @@ struct StageClass<'t> {
     short: Rc<[Stage]>,
     /// All-reduce tails of the stages on each kind of the devices alone.
     sync: Vec<(Passes<'t>, Synced<'t>)>,
-    /// Largest numbers of micro-batches in flight that fit for each stage, and its messages of ZeRO stages 2 and 3.
-    /// `None` if not computed yet.
-    fitting: Vec<Option<(Fitting, ShardMessages)>>,
+    /// Largest numbers of micro-batches in flight that fit for each stage, and its messages, at each ZeRO stage that it
+    /// may take. `None` if not computed yet.
+    fitting: Vec<Option<Box<[(Fitting, ShardMessages)]>>>,
 }
 
 /// All stages that end at one cut. Labels at this cut share their costs.
@@ -85,42 +85,44 @@ impl<'t> StagesByEnd<'t> {
         self.of_cost_class[at].insert(stages).short.clone()
     }
 
-    /// Returns the exposed all-reduce time of the stage at index `at` of [`StagesByEnd::short`], its largest numbers of
-    /// micro-batches in flight that fit, and its messages of ZeRO stages 2 and 3.
+    /// Returns the exposed all-reduce time of the stage at index `at` of [`StagesByEnd::short`], and for each ZeRO
+    /// stage that it may take, in rising order, its largest numbers of micro-batches in flight that fit, and its messages.
     pub(crate) fn sync_and_fitting(
         &mut self,
         choice: &PlacementMove,
         at: usize,
         work: &mut u64,
-    ) -> (f64, Fitting, ShardMessages) {
+    ) -> (f64, &[(Fitting, ShardMessages)]) {
         let (task, end) = (self.task, self.end);
         let Some(stages) = &mut self.of_cost_class[choice.cost_class as usize] else {
-            return (0.0, Fitting::default(), ShardMessages::default());
+            return (0.0, &[]);
         };
         if self.inner.is_none() {
             self.inner = task.sets.as_ref().map(|sets| sets.inner(end));
         }
         let Stage { begin, index, .. } = stages.short[at];
         // Memory is checked lazily, because stages that are dropped by their times never need it.
-        let (fitting, messages) = *stages.fitting[at].get_or_insert_with(|| {
+        let fitting = &**stages.fitting[at].get_or_insert_with(|| {
             *work += work::FIT_STAGE;
-            let Some(totals_index) = task.totals_index[choice.replicas as usize] else {
-                return (Fitting::default(), ShardMessages::default());
-            };
+            let Some(totals_index) = task.totals_index[choice.replicas as usize] else { return Box::default() };
             let totals = &task.totals[totals_index as usize];
             let capacity_bytes = choice.memory_bytes - task.settings.memory.reserved_bytes;
-            let memory = task.memory(totals, (begin, end), choice.replicas);
             let (options, overlap) = (&task.settings.memory, task.settings.overlap_sync);
-            let messages = ShardMessages::new(task.model, options, (begin, end), choice.sync, overlap);
-            (memory.fitting(task.micro_batches, capacity_bytes), messages)
+            let at = |zero_stage: u8| {
+                let memory = task.memory_at(zero_stage, totals, (begin, end), choice.replicas);
+                let options = options.at_zero_stage(zero_stage);
+                let messages = ShardMessages::new(task.model, &options, (begin, end), choice.sync, overlap);
+                (memory.fitting(task.micro_batches, capacity_bytes), messages)
+            };
+            (options.zero_stage..=options.max_zero_stage).map(at).collect()
         });
         let inner = self.inner.as_deref();
         if let [(_, only)] = &mut stages.sync[..] {
-            return (only.sum(index, inner), fitting, messages);
+            return (only.sum(index, inner), fitting);
         }
         let of_kinds: Vec<(f64, f64)> = (stages.sync.iter_mut())
             .map(|(passes, sync)| (passes.backward_between_s((begin, end)), sync.sum(index, inner)))
             .collect();
-        (cost::exposed_s(of_kinds.into_iter(), task.settings.overlap_sync), fitting, messages)
+        (cost::exposed_s(of_kinds.into_iter(), task.settings.overlap_sync), fitting)
     }
 }

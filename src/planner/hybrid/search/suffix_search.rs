@@ -17,7 +17,10 @@ use crate::planner::hybrid::{
         prefix::PrefixBounds,
         relaxed_space::Relaxed,
     },
-    evaluate::candidate_plan::{CandidatePlan, StageCandidate},
+    evaluate::{
+        candidate_plan::{CandidatePlan, StageCandidate},
+        stage_memory::Fitting,
+    },
     placement::placement_space::{PlacementMove, Placements, Space},
     search::{
         labels::{Label, Labels},
@@ -28,6 +31,7 @@ use crate::planner::hybrid::{
 };
 
 use crate::control::Control;
+use crate::cost::ShardMessages;
 use rustc_hash::FxHashMap;
 
 /// Index of the empty suffix.
@@ -305,6 +309,7 @@ impl<S: Placements> Pass<'_, '_, S> {
         }
         let (min, max) = self.task.settings.max_in_flights(stages, self.task.micro_batches);
         // Numbers in flight never grow along the stages, so a stage in front has at least the number of the one behind.
+        let fewest = min;
         let min = min.max(label.min_in_flight);
         let micro = f64::from(self.task.micro_batches);
         let is_by_stage = self.task.recompute == Recompute::ByStage;
@@ -358,7 +363,17 @@ impl<S: Placements> Pass<'_, '_, S> {
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
                 }
-                let (grad_reduce_s, fitting, messages) = ending.sync_and_fitting(choice, at, &mut work);
+                let (grad_reduce_s, of_zero_stages) = ending.sync_and_fitting(choice, at, &mut work);
+                // The stage takes the lowest ZeRO stage that fits with the schedule's smallest number.
+                let is_enough = |(fitting, _): &&(Fitting, ShardMessages)| fitting.max() >= fewest;
+                let Some(&(mut fitting, messages)) = of_zero_stages.iter().find(is_enough) else { continue };
+                if !S::IS_REAL
+                    && let Some((most, _)) = of_zero_stages.last()
+                {
+                    // Devices may have less memory than the space knows, and so a higher ZeRO stage, at which more
+                    // micro-batches fit.
+                    fitting = *most;
+                }
                 // The schedule may allow fewer in flight than a stage behind already has. Then only that number is
                 // possible.
                 let ranges = fitting.choices(min, max.max(min)).flat_map(|(recompute, (min, largest))| {

@@ -199,6 +199,6 @@ impl<'a> Conditions<'a> {
     /// Returns the bytes that a device holds at least per byte of trained weights, with gradients and optimizer state,
     /// and per byte of frozen weights.
     fn bytes_per_weight_byte(&self, replicas: u32) -> (f64, f64) {
-        self.task.settings.memory.per_weight_byte(replicas)
+        self.task.settings.memory.least().per_weight_byte(replicas)
     }
 }
