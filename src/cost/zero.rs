@@ -25,7 +25,8 @@ impl ShardMessages {
             return Self::default();
         }
         // A ring all-reduce is a reduce-scatter and an all-gather of the same bytes and the same number of hops.
-        let half_s = |bytes: f64| if bytes > 0.0 { (bytes * rate.s_per_byte + rate.latency_s) / 2.0 } else { 0.0 };
+        let half_s =
+            |bytes: f64| if bytes > 0.0 { f64::midpoint(bytes * rate.s_per_byte, rate.latency_s) } else { 0.0 };
         let copied_s: f64 = tied_weights::copies(model, stage).map(half_s).sum();
         let (mut gather_s, mut scatter_s) = (copied_s, copied_s);
         for layer in model.layers_between(stage.0, stage.1) {

@@ -23,6 +23,19 @@ pub(crate) struct Stage {
     pub backward_s: f64,
 }
 
+/// Largest numbers of micro-batches in flight that fit, and messages, of a stage at a ZeRO stage.
+pub(crate) type AtZeroStage = (Fitting, ShardMessages);
+
+/// Returns what a stage may have in flight and sends at the lowest ZeRO stage of `each` that fits with `fewest`
+/// micro-batches in flight. `None` if none fits.
+pub(crate) fn lowest_that_fits(each: &[AtZeroStage], fewest: u32, is_real: bool) -> Option<AtZeroStage> {
+    let &(fitting, messages) = each.iter().find(|(fitting, _)| fitting.max() >= fewest)?;
+    // In a relaxed space, devices may have less memory than it knows, and so a higher ZeRO stage, at which more
+    // micro-batches fit.
+    let fitting = if is_real { fitting } else { each.last()?.0 };
+    Some((fitting, messages))
+}
+
 /// Stages that end at one cut, on devices with equal costs.
 struct StageClass<'t> {
     /// Stages that compute for less than the threshold.
@@ -31,7 +44,7 @@ struct StageClass<'t> {
     sync: Vec<(Passes<'t>, Synced<'t>)>,
     /// Largest numbers of micro-batches in flight that fit for each stage, and its messages, at each ZeRO stage that it
     /// may take. `None` if not computed yet.
-    fitting: Vec<Option<Box<[(Fitting, ShardMessages)]>>>,
+    fitting: Vec<Option<Box<[AtZeroStage]>>>,
 }
 
 /// All stages that end at one cut. Labels at this cut share their costs.
@@ -92,7 +105,7 @@ impl<'t> StagesByEnd<'t> {
         choice: &PlacementMove,
         at: usize,
         work: &mut u64,
-    ) -> (f64, &[(Fitting, ShardMessages)]) {
+    ) -> (f64, &[AtZeroStage]) {
         let (task, end) = (self.task, self.end);
         let Some(stages) = &mut self.of_cost_class[choice.cost_class as usize] else {
             return (0.0, &[]);

@@ -17,21 +17,17 @@ use crate::planner::hybrid::{
         prefix::PrefixBounds,
         relaxed_space::Relaxed,
     },
-    evaluate::{
-        candidate_plan::{CandidatePlan, StageCandidate},
-        stage_memory::Fitting,
-    },
+    evaluate::candidate_plan::{CandidatePlan, StageCandidate},
     placement::placement_space::{PlacementMove, Placements, Space},
     search::{
         labels::{Label, Labels},
-        stages_by_end::{Stage, StagesByEnd},
+        stages_by_end::{Stage, StagesByEnd, lowest_that_fits},
     },
     settings::Recompute,
     subproblem::Subproblem,
 };
 
 use crate::control::Control;
-use crate::cost::ShardMessages;
 use rustc_hash::FxHashMap;
 
 /// Index of the empty suffix.
@@ -364,16 +360,8 @@ impl<S: Placements> Pass<'_, '_, S> {
                     continue;
                 }
                 let (grad_reduce_s, of_zero_stages) = ending.sync_and_fitting(choice, at, &mut work);
-                // The stage takes the lowest ZeRO stage that fits with the schedule's smallest number.
-                let is_enough = |(fitting, _): &&(Fitting, ShardMessages)| fitting.max() >= fewest;
-                let Some(&(mut fitting, messages)) = of_zero_stages.iter().find(is_enough) else { continue };
-                if !S::IS_REAL
-                    && let Some((most, _)) = of_zero_stages.last()
-                {
-                    // Devices may have less memory than the space knows, and so a higher ZeRO stage, at which more
-                    // micro-batches fit.
-                    fitting = *most;
-                }
+                let lowest = lowest_that_fits(of_zero_stages, fewest, S::IS_REAL);
+                let Some((fitting, messages)) = lowest else { continue };
                 // The schedule may allow fewer in flight than a stage behind already has. Then only that number is
                 // possible.
                 let ranges = fitting.choices(min, max.max(min)).flat_map(|(recompute, (min, largest))| {
