@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import twin
 
@@ -30,6 +30,7 @@ class Question:
     even_split: bool
     overlap_p2p_comm: bool = True
     shares_by_speed: bool = False
+    zero_stage: Literal[0, 1, 2, 3, "auto"] = 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -40,7 +41,7 @@ class Question:
             "overlap_p2p_comm": self.overlap_p2p_comm,
             "even_split": self.even_split,
             "shares_by_speed": self.shares_by_speed,
-            "memory": hpgo.MemoryModel(shard_optimizer=self.shard_optimizer),
+            "memory": hpgo.MemoryModel(shard_optimizer=self.shard_optimizer, zero_stage=self.zero_stage),
         }
 
     def plan(self) -> hpgo.Plan | None:
@@ -72,6 +73,7 @@ class Question:
                 shard_optimizer=self.shard_optimizer,
                 shares_by_speed=self.shares_by_speed,
                 min_samples=self.profile.batch_sizes[0],
+                zero_stage=self.zero_stage,
             )
             for recompute in ([False, True] if self.recompute == "auto" else [bool(self.recompute)])
         ]
@@ -214,6 +216,7 @@ class Case:
                 optimizer_per_weight=assumed.optimizer_per_weight,
                 shard_optimizer=assumed.shard_optimizer,
                 reserved_bytes=assumed.reserved_bytes,
+                zero_stage=assumed.zero_stage,
             ),
         }
         return hpgo.evaluate(self.profile, self.cluster, self.stages, **given | options)

@@ -142,16 +142,20 @@ fn questions() -> impl Strategy<Value = Question> {
     let by_stage = Just(vec![Recompute::ByStage]);
     let recompute = prop_oneof![Just(vec![Recompute::Never]), Just(vec![Recompute::Always]), Just(both), by_stage];
     let batch = prop_oneof![Just(1_u32), Just(2), Just(4), Just(6), Just(8)];
-    (graphs(), clusters(), batch, warm_up, recompute, any::<[bool; 4]>(), weighted(0.3)).prop_map(
+    (graphs(), clusters(), batch, warm_up, recompute, any::<[bool; 3]>(), 0_u8..5, weighted(0.3)).prop_map(
         |(
             graph,
             cluster,
             global_batch,
             warm_up,
             recompute,
-            [uneven_shares, overlap_sync, overlap_p2p_comm, shard_optimizer],
+            [uneven_shares, overlap_sync, overlap_p2p_comm],
+            zero_stage,
             equal_replicas,
         )| {
+            // The last one leaves the choice to each stage, which the settings allow for one of two choices only.
+            let is_by_stage = zero_stage == 4 && !recompute.contains(&Recompute::ByStage);
+            let (zero_stage, max_zero_stage) = if is_by_stage { (1, 3) } else { (zero_stage % 4, zero_stage % 4) };
             let pipeline_micro_batch_sizes =
                 (1..=global_batch).filter(|size| global_batch.is_multiple_of(*size)).collect();
             let settings = Settings {
@@ -167,7 +171,8 @@ fn questions() -> impl Strategy<Value = Question> {
                 memory: MemoryModel {
                     gradients_per_weight: 1.0,
                     optimizer_per_weight: 2.0,
-                    shard_optimizer,
+                    zero_stage,
+                    max_zero_stage,
                     reserved_bytes: 0.0,
                 },
                 max_stages: u32::MAX,

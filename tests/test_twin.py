@@ -19,6 +19,8 @@ TIMES = (
     "transfer_s",
     "transfer_busy_s",
     "exposed_transfer_s",
+    "exposed_forward_comm_s",
+    "exposed_backward_comm_s",
     "grad_reduce_s",
     "exposed_grad_reduce_s",
     "capacity_bytes",
@@ -48,6 +50,8 @@ def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | No
         gradients_per_weight=random.choice([0.5, 1.0, 2.0]),
         optimizer_per_weight=random.choice([0.0, 2.0, 6.0]),
         shard_optimizer=random.random() < 0.4,
+        # Without a draw, so that each seed keeps its plan.
+        zero_stage=[0, 1, 2, 3, "auto"][seed // 3 % 5],
         reserved_bytes=random.choice([0.0, 1e8]),
     )
     plan = case.evaluate(assumed)

@@ -32,6 +32,15 @@ class Assumed:
     reserved_bytes: float = 0.0
     shares_by_speed: bool = False
     min_samples: int = 1
+    zero_stage: int | str = 0
+
+    def min_in_flight(self, behind: int) -> int:
+        """The fewest micro-batches in flight of a stage with so many to the last one, both counted."""
+        return self.micro_batches if self.schedule == "gpipe" else min(self.micro_batches, behind)
+
+    def shards(self, zero_stage: int) -> bool:
+        """Whether replicas share what they share from this ZeRO stage on."""
+        return max(int(self.zero_stage), int(self.shard_optimizer)) >= zero_stage
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,8 @@ class Stage:
     transfer_s: float
     transfer_busy_s: float
     exposed_transfer_s: float
+    exposed_forward_comm_s: float
+    exposed_backward_comm_s: float
     grad_reduce_s: float
     exposed_grad_reduce_s: float
     split_tail_s: float
@@ -94,8 +105,8 @@ class Model:
         self.layers = {layer["id"]: layer for layer in profile["layers"]}
         self.edges = profile["edges"]
         self.reads = {target for _, target in self.edges}
-        self.sent = {name: layer["parameter_bytes"] for name, layer in self.layers.items()}
-        self.copied = 0.0
+        self.sent = {name: layer["parameter_bytes"] - layer["frozen_bytes"] for name, layer in self.layers.items()}
+        self.copies: list[float] = []
 
     def sum(self, key: str, ids: Iterable[str], share: int, of_type: str = "") -> float:
         return sum(at_share(self.sizes, self.told(self.on(name, of_type), key), share) for name in ids)
@@ -180,10 +191,11 @@ def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) ->
             size, sharers = tie["parameter_bytes"], [row for row in stages if {*row[0]} & {*tie["layers"]}]
             if (ids, devices) in sharers and len(sharers) > 1:
                 model.sent[tie["layers"][0]] -= size
-                model.copied += size * (tie["layers"][0] not in ids)
+                model.copies += [size] * (tie["layers"][0] not in ids)
                 sums += nodes.all_reduce_s(size, [device for _, group in sharers for device in group])
         before = {name for row, _ in stages[:number] for name in row}
-        stage = price_stage(model, nodes, assumed, before, ids, devices, receivers[number], senders[number])
+        behind = len(stages) - number
+        stage = price_stage(model, nodes, assumed, behind, before, ids, devices, receivers[number], senders[number])
         tails = {key: getattr(stage, key) + sums for key in ("grad_reduce_s", "exposed_grad_reduce_s", "split_tail_s")}
         priced.append(replace(stage, **tails))
     return priced
@@ -227,7 +239,16 @@ def kind(model: Model, nodes: Nodes, device: int) -> tuple[str, float]:
     return (nodes.type[device], 1.0) if timed else ("", nodes.speed[device])
 
 
-def price_stage(
+def price_stage(model: Model, nodes: Nodes, assumed: Assumed, behind: int, *of: Any) -> Stage:
+    """What a stage takes and holds that is so many in front of the end; `of` goes on to `price_sharded`."""
+    if assumed.zero_stage != "auto":
+        return price_sharded(model, nodes, assumed, *of)
+    each = [price_sharded(model, nodes, replace(assumed, zero_stage=zero_stage), *of) for zero_stage in (1, 2, 3)]
+    fits = (one for one in each if one.holds_bytes(assumed.min_in_flight(behind)) <= one.capacity_bytes)
+    return next(fits, each[-1])
+
+
+def price_sharded(
     model: Model,
     nodes: Nodes,
     assumed: Assumed,
@@ -247,7 +268,6 @@ def price_stage(
     each = shares or (share,) * len(devices)
     kinds = {(*kind(model, nodes, device), samples) for device, samples in zip(devices, each, strict=True)}
     forward = max(model.sum("forward_s", computing, samples, of_type) / speed for of_type, speed, samples in kinds)
-    held = sum(model.layers[name]["parameter_bytes"] for name in ids) + model.copied
     read, made = model.crossing(before), model.crossing(before | set(ids))
     busy = arrives = 0.0
     if receivers:
@@ -282,24 +302,39 @@ def price_stage(
             "recomputed_bytes": saved * assumed.recompute,
         }
 
-    capacity = min(nodes.memory_bytes[device] for device in devices) - assumed.reserved_bytes
+    # A copy of a tied weight counts like a layer of its own. Frozen weights are gathered, but have no gradients.
+    held = [model.layers[name]["parameter_bytes"] for name in ids] + model.copies
+    frozen = [model.layers[name]["frozen_bytes"] for name in ids] + [0.0 for _ in model.copies]
+    trained = [whole - part for whole, part in zip(held, frozen, strict=True)]
+    scatters = sum(nodes.all_reduce_s(size, devices) / 2 for size in trained) * assumed.shards(2)
+    gathers = sum(nodes.all_reduce_s(size, devices) / 2 for size in held) * assumed.shards(3)
+    backward = computed + forward * assumed.recompute
+    messages = (gathers, gathers * (1 + assumed.recompute) + scatters)
+    waits = [
+        max(0.0, sent - takes) if assumed.overlap else sent
+        for sent, takes in zip(messages, (forward, backward), strict=True)
+    ]
     stage = Stage(
         share=share,
         forward_s=forward,
-        backward_s=computed + forward * assumed.recompute,
+        backward_s=backward,
         input_gradient_s=inputs + forward * assumed.recompute,
         weight_gradient_s=weights,
         transfer_s=arrives,
         transfer_busy_s=busy,
         exposed_transfer_s=exposed,
+        exposed_forward_comm_s=waits[0],
+        exposed_backward_comm_s=waits[1],
         grad_reduce_s=sync,
         exposed_grad_reduce_s=tail,
         split_tail_s=min(sync, tail + max(0.0, computed - weights)),
-        weights_bytes=held,
-        gradients_bytes=held * assumed.gradients_per_weight,
-        optimizer_bytes=held * assumed.optimizer_per_weight / (len(devices) if assumed.shard_optimizer else 1),
+        weights_bytes=sharded_bytes(held, devices, whole=2, shares=assumed.shards(3)),
+        gradients_bytes=sharded_bytes(trained, devices, whole=2, shares=assumed.shards(2))
+        * assumed.gradients_per_weight,
+        optimizer_bytes=sharded_bytes(trained, devices, whole=0, shares=assumed.shards(1))
+        * assumed.optimizer_per_weight,
         **held_by(share),
-        capacity_bytes=capacity,
+        capacity_bytes=min(nodes.memory_bytes[device] for device in devices) - assumed.reserved_bytes,
         shares=shares,
     )
     memories = [
@@ -307,3 +342,9 @@ def price_stage(
         for device, samples in zip(devices, shares, strict=False)
     ]
     return replace(stage, by_device=tuple(memories))
+
+
+def sharded_bytes(sizes: Sequence[float], devices: Sequence[int], *, whole: int, shares: bool) -> float:
+    """What a device holds of layers of these sizes: all, or the largest so many times and a shard of the rest."""
+    held = min(sum(sizes), whole * max(sizes))
+    return held + (sum(sizes) - held) / len(devices) if shares else sum(sizes)

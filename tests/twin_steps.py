@@ -59,7 +59,9 @@ def end_s(action_lists: Sequence[Sequence[tuple[str, int]]], stages: Sequence[St
                 break
             todo[index].pop()
             begin = clock[index] if action == "W" else max(clock[index], here[kind, index, number])
-            clock[index] = begin + getattr(stages[index], TAKES[action]) + stages[index].exposed_transfer_s
+            waits = {"F": stages[index].exposed_forward_comm_s, "B": stages[index].exposed_backward_comm_s}
+            takes = getattr(stages[index], TAKES[action]) + waits.get(action, 0.0)
+            clock[index] = begin + takes + stages[index].exposed_transfer_s
             to = {"F": index + 1, "W": -1}.get(action, index - 1)
             if 0 <= to <= last:
                 link = stages[min(index, to)]

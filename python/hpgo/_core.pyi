@@ -44,12 +44,15 @@ class CostRecord(TypedDict):
     transfer_s: float
     transfer_busy_s: float
     exposed_transfer_s: float
+    exposed_forward_comm_s: float
+    exposed_backward_comm_s: float
     grad_reduce_s: float
     exposed_grad_reduce_s: float
     memory: MemoryRecord
     capacity_bytes: float
     memory_by_share: list[tuple[MemoryRecord, float]]
     recompute: bool
+    zero_stage: int
 
 @type_check_only
 class StageRecord(TypedDict):

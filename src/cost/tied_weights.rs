@@ -78,6 +78,11 @@ pub fn shared(model: &LayerSums, stages: &[(usize, usize)], group_of: &[u32]) ->
 /// Returns the bytes of copies that the stage between two cuts holds if no other stage is on its devices.
 #[must_use]
 pub fn copied_bytes(model: &LayerSums, stage: (usize, usize)) -> f64 {
-    let is_copied = |tie: &&TiedWeight| tie.is_in(stage) == (false, true);
-    model.tied_weights.iter().filter(is_copied).map(|tie| tie.bytes).sum()
+    copies(model, stage).sum()
+}
+
+/// Returns the bytes of each of the copies of [`copied_bytes`].
+pub fn copies(model: &LayerSums, stage: (usize, usize)) -> impl Iterator<Item = f64> {
+    let is_copied = move |tie: &&TiedWeight| tie.is_in(stage) == (false, true);
+    model.tied_weights.iter().filter(is_copied).map(|tie| tie.bytes)
 }

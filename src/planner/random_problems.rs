@@ -22,7 +22,8 @@ pub(super) fn settings(global_batch: u32, pipeline_micro_batch_sizes: Vec<u32>) 
         memory: MemoryModel {
             gradients_per_weight: 1.0,
             optimizer_per_weight: 2.0,
-            shard_optimizer: false,
+            zero_stage: 0,
+            max_zero_stage: 0,
             reserved_bytes: 0.0,
         },
         max_stages: u32::MAX,

@@ -66,7 +66,7 @@ proptest! {
         warm_up in prop_oneof![Just(WarmUp::Min), Just(WarmUp::Eager), Just(WarmUp::All)],
         micro_batch in prop_oneof![Just(1_u32), Just(2), Just(3), Just(6)],
         tied in prop::option::of((0_usize..7, 0_usize..7)),
-        shard_optimizer in any::<bool>(),
+        zero_stage in 0_u8..2,
     ) {
         let layers = problem.graph.layers.len();
         if let Some((one, other)) = tied
@@ -81,7 +81,7 @@ proptest! {
             return Ok(());
         };
         let mut settings = Settings { warm_up, pipeline_micro_batch_sizes: vec![micro_batch], ..problem.settings.clone() };
-        settings.memory.shard_optimizer = shard_optimizer;
+        settings.memory = settings.memory.at_zero_stage(zero_stage);
         let states = CutPoints::between(&problem.graph, &even_stages(&problem.graph, count)).expect("a chain");
         let model = LayerSums::new(&problem.graph, &states);
         // The largest numbers in flight that memory allows. Skip problems with too many replicas for the micro-batch.

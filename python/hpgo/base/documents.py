@@ -332,7 +332,9 @@ def _value(kind: Any, section: Section, key: str, optional: Container[str]) -> o
         return record(kind, section.within(key), optional=optional)  # type: ignore[arg-type]  # it is a type
     inner = get_args(kind)
     if get_origin(kind) is Literal:
-        return section.text(key)  # the record checks the word itself
+        # The record checks itself which words and numbers it knows.
+        is_number = not isinstance(section.get(key), str) and any(isinstance(one, int) for one in inner)
+        return section.whole(key) if is_number else section.text(key)
     if get_origin(kind) is tuple:
         rows = section.rows(key)
         return tuple(_value(inner[0], rows, row, optional) for row in rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -32,12 +32,13 @@ _SCHEDULES = (
     "interleaved_overlap", "looped_bfs", "hanayo", "interleaved_zb", "zb_v", "v_half", "v_min", "dualpipe_v",
 )  # fmt: skip
 _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
+_ZERO_STAGES: dict[str, Literal[0, 1, 2, 3, "auto"]] = {"0": 0, "1": 1, "2": 2, "3": 3, "auto": "auto"}
 
 
 SECTIONS = {
     "Problem": "cluster global_batch_size {}schedule pipeline_micro_batch_size min_samples_per_replica even_split"
     " shares_by_speed no_overlap no_overlap_p2p_comm include_data_loading",
-    "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer reserve_memory",
+    "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer zero_stage reserve_memory",
     "Input file options": "profile_batch_size profile_layer_counts profile_boundary",
 }
 """Titles of help sections with the options of `ProblemOptions` in each. A command puts its own options at `{}`."""
@@ -216,6 +217,14 @@ class ProblemOptions(ProfileFileOptions):
     shard_optimizer: bool = option(
         "--shard-optimizer", is_flag=True, help="Shard the optimizer state over replicas (ZeRO stage 1)."
     )
+    zero_stage: str = option(
+        "--zero-stage",
+        type=click.Choice(tuple(_ZERO_STAGES)),
+        default="0",
+        metavar="NAME",
+        help="Shard over replicas: the optimizer state (1), also gradients (2), also weights (3), or what each stage"
+        " needs to fit (auto).  [0]",
+    )
     reserve_memory: float = RESERVE
     even_split: bool = option(
         "--even-split", is_flag=True, help="Give all replicas of a stage the same number of samples."
@@ -241,7 +250,10 @@ class ProblemOptions(ProfileFileOptions):
 
         # Single ratios override the preset, so that both options can be combined.
         kept = MemoryModel.preset(
-            self.optimizer, shard_optimizer=self.shard_optimizer, reserved_bytes=self.reserve_memory
+            self.optimizer,
+            shard_optimizer=self.shard_optimizer,
+            reserved_bytes=self.reserve_memory,
+            zero_stage=_ZERO_STAGES[self.zero_stage],
         )
         given: dict[str, Any] = {
             "gradients_per_weight": self.gradients_per_weight,

@@ -79,6 +79,7 @@ class ExportJob:
             shard_optimizer=program.shard_optimizer,
             recompute=[stage.recompute for stage in program.stages],
             gpus_per_device=gpus,
+            zero_stage=program.zero_stage,
         )
         _check_chain(program, row)
         _check_samples(program, row)

@@ -50,8 +50,9 @@ def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[St
         what, remedy = "all devices compute for", "more devices, or faster ones"
     else:
         what = f"stage {-at} computes" if alone else f"the devices of stage {-at} compute"
-        # Exposed transfers only occur with one stage per group of devices.
-        what += " and communicates for" if stages[-at].exposed_transfer_s else " for"
+        # Passes that communicate only occur with one stage per group of devices.
+        computes_s = stages[-at].forward_s + stages[-at].backward_s
+        what += " and communicates for" if sum(stages[-at].occupied_s) > computes_s else " for"
         remedy = "more devices, or faster ones"
     # The simulation adds the same numbers in another order and rounds differently. No part may become negative.
     work_s = min(work_s, step_s)

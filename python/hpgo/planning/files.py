@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from hpgo import _core
 from hpgo.base.checks import check_is, check_text
@@ -21,6 +21,7 @@ from hpgo.model.formats import native
 from hpgo.model.profile import Profile
 from hpgo.planning.laws import check_file
 from hpgo.planning.plans import Alternative, Assumptions, Digest, Plan, ScheduleChoice
+from hpgo.planning.problem import ZeroStage
 from hpgo.programs.stages import recompute_by_stage
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ _SINCE_2 = {
     "stop_reason", "saved_activation_bytes", "recomputed_bytes", "notes", "memory_preference", "node_aligned_bound_s",
     "virtual_stages_per_rank", "input_gradient_s", "weight_gradient_s", "split_tied_weights", "searched_cuts_bound_s",
     "recompute", "exposed_transfer_s", "overlap_p2p_comm", "samples_by_replica", "shares_by_speed",
+    "exposed_forward_comm_s", "exposed_backward_comm_s", "zero_stage",
 }  # fmt: skip
 """Keys that files of versions 2 and 3 may lack, at any depth: both grew."""
 _SINCE_1 = {*_SINCE_2, "nodes", "boundary_tensors", "actions", "assumptions", "made_with", "plan", "restriction"}
@@ -260,6 +262,8 @@ def _read_assumptions(top: Section) -> Assumptions | None:
             else:
                 known[key] = Cluster.from_document(section.get(key), file=kept.where)
     assumptions = record(Assumptions, section, optional=_SINCE_2, known=known)
+    if assumptions.memory.zero_stage not in get_args(ZeroStage):
+        section.fail(f"`zero_stage` is {safe_repr(assumptions.memory.zero_stage)}, but must be 0, 1, 2, 3 or auto")
     for source in (assumptions.profile, assumptions.cluster):
         if isinstance(source, Digest) and not (len(source.sha256) == 64 and set(source.sha256) <= _DIGITS):
             section.fail(f"`sha256` is {safe_repr(source.sha256)}, but it must have 64 hexadecimal digits")

@@ -62,6 +62,13 @@ def restricted(question: PlanningProblem, framework: Framework, *, schedule: str
         )
     check_transfers(schedule, overlap_p2p_comm=question.overlap_p2p_comm)
     memory = question.memory
+    if memory.max_zero_stage >= 2:
+        raise ArgumentError(
+            f"plans from a profile for {title} shard at most the optimizer state, but zero_stage is"
+            f" {memory.zero_stage}",
+            "use zero_stage=1, or plan transformers with `hpgo llm plan`",
+            code="unsupported",
+        )
     if memory.shard_optimizer not in framework.shards_optimizer:
         if memory.shard_optimizer:
             raise ArgumentError(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _LENGTHS = (
     "forward_s", "backward_s", "transfer_s", "transfer_busy_s", "exposed_transfer_s", "grad_reduce_s",
-    "exposed_grad_reduce_s",
+    "exposed_grad_reduce_s", "exposed_forward_comm_s", "exposed_backward_comm_s",
 )  # fmt: skip
 _SIZES = (
     "weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "buffers_bytes", "recomputed_bytes",
@@ -390,12 +390,13 @@ def speed_up_is_possible(one: _Checked) -> str:
 
 
 def devices_hold_their_weights(one: _Checked) -> str:
-    """A device holds at least the weights of its layers, and at most the activations of its micro-batches in flight."""
+    """A device holds at least its shard of its layers' weights, and at most the activations of its micro-batches."""
     plan = one.plan
     if one.sums:
         of = sum(held for _, _, held in one.sums)
         for at, (stage, (_, _, held)) in enumerate(zip(plan.stages, one.sums, strict=True)):
-            if not is_at_most(held, stage.memory.weights_bytes, of):
+            shards = stage.replicas if stage.zero_stage == 3 else 1
+            if not is_at_most(held / shards, stage.memory.weights_bytes, of):
                 return f"stage {at}"
     for at, stage in enumerate(plan.stages):
         micro_batch = stage.saved_activation_bytes + stage.memory.recomputed_bytes

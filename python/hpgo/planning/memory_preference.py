@@ -67,7 +67,9 @@ def min_memory(question: PlanningProblem, best: Plan, within: float, time_limit_
         # The first search may have used up its time. The limit of the second one must stay positive.
         left_s = None if time_limit_s is None else max(1e-3, time_limit_s)
         found, ended = question.session.min_memory(question, limit_s, peak_bytes(kept), left_s)
-        kept = kept if found is None else plan_of(question, found)
+        if found is not None:
+            # With `zero_stage="auto"`, stages shard less on the real devices than on the smaller ones of the search.
+            kept = min(kept, plan_of(question, found), key=peak_bytes)
         stopped = ended or stopped
     # All facts about the search, and so the bound, are about the shortest step.
     searched = (

@@ -115,6 +115,7 @@ def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
         boundary_tensors=plan.boundary_tensors or None,
         recompute=[stage.recompute for stage in plan.stages],
         shard_optimizer=plan.assumptions is not None and plan.assumptions.memory.shard_optimizer,
+        zero_stage=max(stage.zero_stage for stage in plan.stages),
         gpus_per_device=1 if plan.assumptions is None else plan.assumptions.gpus_per_device,
         costs=Costs.of_stages(plan.stages),
         samples_by_replica=[stage.samples_by_replica for stage in plan.stages],

@@ -32,6 +32,8 @@ SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
 allows, which hides transfers. `gpipe` runs all forward passes first."""
 
 DEFAULT_SCHEDULE = "eager_1f1b"
+ZeroStage = Literal[0, 1, 2, 3, "auto"]
+"""ZeRO stage of the replicas of each stage of a pipeline, or its choice for each."""
 NO_LIMIT = 2**31
 """Value for counts without a limit: the native planner keeps counts in 32 bits."""
 _MAX_MICRO_BATCHES = 2**16
@@ -48,13 +50,39 @@ class MemoryModel:
     gradients_per_weight: float = 1.0
     optimizer_per_weight: float = 2.0
     shard_optimizer: bool = False
-    """Whether the optimizer state is sharded over the replicas of a stage (ZeRO stage 1)."""
+    """Whether the optimizer state is sharded over the replicas of a stage (ZeRO stage 1 or more)."""
     reserved_bytes: float = 0.0
     """Memory of each device that stages can't use, in bytes, for instance for the framework."""
+    zero_stage: ZeroStage = 0
+    """What the replicas of a stage shard: nothing (0), the optimizer state (1, as with `shard_optimizer`), also the
+    gradients (2), or also the weights (3). Stages 2 and 3 send further messages for each micro-batch. "auto" takes for
+    each stage of the pipeline the lowest from 1 on that fits with the fewest micro-batches in flight."""
+
+    def __post_init__(self) -> None:
+        # Each field implies the other, so that all readers find what they look for in either of them.
+        if self.shard_optimizer is True and self.zero_stage == 0:
+            object.__setattr__(self, "zero_stage", 1)
+        elif self.shard_optimizer is False and self.zero_stage != 0:
+            object.__setattr__(self, "shard_optimizer", True)
+
+    @property
+    def min_zero_stage(self) -> int:
+        """The lowest ZeRO stage that a stage of the pipeline may take."""
+        return 1 if self.zero_stage == "auto" else self.zero_stage
+
+    @property
+    def max_zero_stage(self) -> int:
+        """The highest ZeRO stage that a stage of the pipeline may take."""
+        return 3 if self.zero_stage == "auto" else self.zero_stage
 
     @classmethod
     def preset(
-        cls, name: OptimizerName, *, shard_optimizer: bool = False, reserved_bytes: str | float = 0.0
+        cls,
+        name: OptimizerName,
+        *,
+        shard_optimizer: bool = False,
+        reserved_bytes: str | float = 0.0,
+        zero_stage: ZeroStage = 0,
     ) -> MemoryModel:
         """Return the memory model of an optimizer of `hpgo.programs.optimizers.OPTIMIZERS`.
 
@@ -66,7 +94,7 @@ class MemoryModel:
         # Presets are in bytes per parameter, but profiles have bytes of weights, so convert to ratios.
         kept = OPTIMIZERS[choice("optimizer", name, OPTIMIZERS)]
         reserved = parse_bytes(reserved_bytes) if isinstance(reserved_bytes, str) else reserved_bytes
-        return cls(kept.gradients / kept.weights, kept.state / kept.weights, shard_optimizer, reserved)
+        return cls(kept.gradients / kept.weights, kept.state / kept.weights, shard_optimizer, reserved, zero_stage)
 
     @property
     def optimizer(self) -> OptimizerName | None:
@@ -205,8 +233,10 @@ class PlanningProblem:
         for name, value in switches.items():
             check_flag(name, value)
         check_transfers(schedule, overlap_p2p_comm=overlap_p2p_comm)
+        memory = _checked(memory, cluster)
+        check_sharding(schedule, memory)
         if shares_by_speed:
-            _check_shares_by_speed(schedule, even_split=even_split)
+            _check_shares_by_speed(schedule, memory, even_split=even_split)
         return cls(
             profile=(profile if include_data_loading else profile.without_loading()).with_consistent_split(),
             cluster=cluster,
@@ -219,9 +249,10 @@ class PlanningProblem:
             overlap=overlap,
             overlap_p2p_comm=overlap_p2p_comm,
             shares_by_speed=shares_by_speed,
-            # The decision by stage is proven for one memory per stage, which these shares do not have.
-            recompute_by_stage=not shares_by_speed,
-            memory=_checked(memory, cluster),
+            memory=memory,
+            # Neither of recomputation and a higher ZeRO stage is always faster, so only one of them is left to a stage.
+            # And the decision by stage is proven for one memory per stage, which shares by speed do not have.
+            recompute_by_stage=memory.zero_stage != "auto" and not shares_by_speed,
             loading_s=0.0
             if include_data_loading
             else max((layer.forward_s[0] for layer in profile.loading), default=0.0),
@@ -243,7 +274,7 @@ def check_transfers(schedule: str, *, overlap_p2p_comm: bool) -> None:
         )
 
 
-def _check_shares_by_speed(schedule: str, *, even_split: bool) -> None:
+def _check_shares_by_speed(schedule: str, memory: MemoryModel, *, even_split: bool) -> None:
     """Raise ArgumentError if replicas can't get samples by their speed under these options."""
     if even_split:
         raise ArgumentError(
@@ -251,10 +282,29 @@ def _check_shares_by_speed(schedule: str, *, even_split: bool) -> None:
             "leave out one of both",
             code="conflict",
         )
+    if memory.max_zero_stage >= 2:
+        raise ArgumentError(
+            "replicas with shares by speed are planned with ZeRO stage 0 or 1, but"
+            f" `zero_stage` is {safe_repr(memory.zero_stage)}",
+            "use zero_stage=1, or leave out `shares_by_speed`",
+            code="conflict",
+        )
     if schedule not in SCHEDULES:
         raise ArgumentError(
             f"the schedule is {safe_repr(schedule)}, but only plans under {', '.join(SCHEDULES)} have shares by speed",
             f"use schedule={DEFAULT_SCHEDULE!r}, or leave out `shares_by_speed`",
+            code="unsupported",
+        )
+
+
+def check_sharding(schedule: str, memory: MemoryModel) -> None:
+    """Raise ArgumentError if replicas shard more than the optimizer state under a schedule without such messages."""
+    # Their messages lengthen whole passes, and with several stages per device several layers would be gathered at once.
+    if memory.max_zero_stage >= 2 and schedule not in SCHEDULES:
+        raise ArgumentError(
+            f"the schedule is {safe_repr(schedule)}, but only plans under {', '.join(SCHEDULES)} have ZeRO stage"
+            f" {memory.zero_stage if memory.zero_stage != 'auto' else '2 or 3'}",
+            f"use schedule={DEFAULT_SCHEDULE!r}, or zero_stage=1",
             code="unsupported",
         )
 
@@ -311,6 +361,8 @@ def _pipeline_micro_batch_sizes(
 def _checked(given: MemoryModel | OptimizerName | None, cluster: Cluster) -> MemoryModel:
     memory = MemoryModel.preset(given) if isinstance(given, str) else MemoryModel() if given is None else given
     check_is("memory", memory, MemoryModel, "use the name of an optimizer, like `adam-bf16`, or a `hpgo.MemoryModel`")
+    if memory.zero_stage != "auto":
+        check_int("zero_stage", memory.zero_stage, minimum=0, maximum=3)
     check_flag("shard_optimizer", memory.shard_optimizer)
     if isinstance(memory.reserved_bytes, str):
         memory = replace(memory, reserved_bytes=parse_bytes(memory.reserved_bytes))

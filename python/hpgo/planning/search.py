@@ -108,6 +108,8 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
                 transfer_s=cost["transfer_s"],
                 transfer_busy_s=cost["transfer_busy_s"],
                 exposed_transfer_s=cost["exposed_transfer_s"],
+                exposed_forward_comm_s=cost["exposed_forward_comm_s"],
+                exposed_backward_comm_s=cost["exposed_backward_comm_s"],
                 grad_reduce_s=cost["grad_reduce_s"],
                 exposed_grad_reduce_s=cost["exposed_grad_reduce_s"],
                 memory=Memory(**cost["memory"]),
@@ -115,6 +117,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
                 input_gradient_s=cost["input_gradient_s"],
                 weight_gradient_s=cost["weight_gradient_s"],
                 recompute=cost["recompute"],
+                zero_stage=cost["zero_stage"],
             )
         )
     # The record has only the values that the search decided. All others come from the problem.

@@ -80,7 +80,11 @@ class Costs:
         # Without recomputation and without measured gradients, each gradient takes half of the backward. The simulator
         # assumes this too, so leave the fields out.
         splits = any(
-            stage.recompute or stage.weight_gradient_s is not None or stage.exposed_transfer_s for stage in stages
+            stage.recompute
+            or stage.weight_gradient_s is not None
+            or stage.exposed_transfer_s
+            or stage.exposed_backward_comm_s
+            for stage in stages
         )
         halves_s = [stage.halves_s for stage in stages]
         return cls(

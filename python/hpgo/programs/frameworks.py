@@ -354,6 +354,7 @@ def check(
     shard_optimizer: bool,
     recompute: Sequence[bool],
     gpus_per_device: int = 1,
+    zero_stage: int = 0,
 ) -> None:
     """Raise ArgumentError for a training plan that `framework` does not run. The hint states what to change.
 
@@ -383,6 +384,13 @@ def check(
         raise ArgumentError(
             f"{title} does not shard the optimizer state over replicas, but the plan does",
             f"{again}, or without `--shard-optimizer`",
+            code="unsupported",
+        )
+    if max(replicas) > 1 and zero_stage >= 2:
+        raise ArgumentError(
+            f"the plan has ZeRO stage {zero_stage}, but plans from a profile for {title} shard at most the optimizer"
+            " state",
+            f"{again}, or with `--zero-stage 1`",
             code="unsupported",
         )
     if any(recompute) and framework.recomputes == "no":

@@ -57,9 +57,16 @@ class Program(Record):
     cluster: str = ""
     # Type of the devices on each node, by node.
     device_types: tuple[str, ...] = ()
+    zero_stage: int = 0
+    """ZeRO stage: what the replicas of a stage shard. `hpgo.planning.problem.MemoryModel` lists the values."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        # Each field implies the other, so that all readers find what they look for in either of them.
+        if self.shard_optimizer and self.zero_stage == 0:
+            object.__setattr__(self, "zero_stage", 1)
+        elif self.zero_stage:
+            object.__setattr__(self, "shard_optimizer", True)
         _check(self)
 
     @property
@@ -238,6 +245,8 @@ class Program(Record):
             "costs": None if self.costs is None else _plain(asdict(self.costs)),
         }
         document |= {name: value for name in _OPTIONAL if (value := getattr(self, name))}
+        # `shard_optimizer` tells ZeRO stages 0 and 1 apart.
+        document |= {"zero_stage": self.zero_stage} if self.zero_stage > 1 else {}
         return json.dumps(document, indent=2, ensure_ascii=False)
 
     @classmethod
@@ -252,7 +261,9 @@ class Program(Record):
             if top.get("format", None) != "hpgo.program" or top.get("version", None) != _VERSION:
                 top.fail(f"is not a program of version {_VERSION}", code="wrong_kind_of_file")
             costs = None if top.get("costs") is None else _read_costs(top.within("costs"))
-            return top.build(_of_document, record(_Document, top, optional=(*_OPTIONAL, "recompute")), costs)
+            return top.build(
+                _of_document, record(_Document, top, optional=(*_OPTIONAL, "recompute", "zero_stage")), costs
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a JSON file. Raise ArgumentError if the file can't be written."""
@@ -277,6 +288,7 @@ def program(
     gpus_per_device: int = 1,
     costs: Costs | None = None,
     samples_by_replica: Sequence[Sequence[int]] = (),
+    zero_stage: int = 0,
 ) -> Program:
     """Create a program: assign the stages of a schedule to devices.
 
@@ -295,6 +307,8 @@ def program(
         costs: seconds and bytes, for `hpgo.simulate`.
         samples_by_replica: samples of a micro-batch on each device of each stage. A stage without them, or any stage if
             it is empty, divides its micro-batch evenly.
+        zero_stage: what the replicas of a stage shard: nothing (0), the optimizer state (1, as with
+            `shard_optimizer`), also the gradients (2), or also the weights (3). `hpgo run` runs 0 and 1.
 
     Raises ArgumentError for a program that can't run: a wrong number of stages, a layer twice in a chain, a device on
     two ranks of the schedule, or a micro-batch with fewer samples than a stage has replicas.
@@ -341,6 +355,7 @@ def program(
         shard_optimizer=shard_optimizer,
         gpus_per_device=gpus_per_device,
         costs=costs,
+        zero_stage=check_int("zero_stage", zero_stage, minimum=0, maximum=3),
     )
 
 
@@ -501,6 +516,7 @@ class _Document:
     model: str = ""
     cluster: str = ""
     device_types: tuple[str, ...] = ()
+    zero_stage: int = 0
 
 
 def _of_document(document: _Document, costs: Costs | None) -> Program:
@@ -536,6 +552,7 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
         shard_optimizer=document.shard_optimizer,
         gpus_per_device=document.gpus_per_device,
         costs=costs,
+        zero_stage=check_int("zero_stage", document.zero_stage, minimum=0, maximum=3),
         **{name: getattr(document, name) for name in _OPTIONAL},
     )
 

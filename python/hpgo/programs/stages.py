@@ -89,11 +89,22 @@ class Stage(Record):
     samples_by_replica: tuple[int, ...] = ()
     """Samples of a micro-batch on each of `devices`, if replicas of different speed get samples by their speed. Empty
     if all get the same number, or the first ones one more."""
+    zero_stage: int = 0
+    """ZeRO stage of its replicas: what they shard (`hpgo.planning.problem.MemoryModel`). 0 in older files."""
+    exposed_forward_comm_s: float = 0.0
+    """Seconds by which each forward pass waits for weights that replicas gather (ZeRO stage 3). They are not in
+    `forward_s`."""
+    exposed_backward_comm_s: float = 0.0
+    """Seconds by which each backward pass waits for weights that replicas gather and for gradients that they scatter
+    (ZeRO stages 2 and 3). They are not in `backward_s`."""
 
     @property
     def occupied_s(self) -> tuple[float, float]:
         """Seconds for which the devices are occupied by the forward and by the backward pass of one micro-batch."""
-        return self.forward_s + self.exposed_transfer_s, self.backward_s + self.exposed_transfer_s
+        return (
+            self.forward_s + self.exposed_forward_comm_s + self.exposed_transfer_s,
+            self.backward_s + self.exposed_backward_comm_s + self.exposed_transfer_s,
+        )
 
     @property
     def link_busy_s(self) -> float:
@@ -126,14 +137,14 @@ class Stage(Record):
         """Seconds of I and W for schedules that split the backward.
 
         Each is half of it if the profile has no split. The forward pass that recomputation repeats is part of I, and
-        so are exposed transfers: W sends nothing.
+        so are exposed transfers: W sends nothing to other stages. Gradients are scattered after W.
         """
         # `backward_s` contains the repeated forward, but the measured gradients do not.
         repeated_s = self.forward_s if self.recompute else 0.0
         half_s = (self.backward_s - repeated_s) / 2
         inputs_s = half_s if self.input_gradient_s is None else self.input_gradient_s
         weights_s = half_s if self.weight_gradient_s is None else self.weight_gradient_s
-        return repeated_s + inputs_s + self.exposed_transfer_s, weights_s
+        return repeated_s + inputs_s + self.exposed_transfer_s, weights_s + self.exposed_backward_comm_s
 
     @property
     def free_bytes(self) -> float:

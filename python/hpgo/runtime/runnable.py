@@ -103,6 +103,12 @@ def check_trainable(program: Program) -> None:
 def check_program(program: Program) -> None:
     """Raise ArgumentError for a program that can't be trained, with the reason."""
     check_trainable(program)
+    if program.zero_stage >= 2:
+        raise ArgumentError(
+            f"the plan has ZeRO stage {program.zero_stage}, but runs shard at most the optimizer state",
+            "plan again with zero_stage=1 (`--zero-stage 1`)",
+            code="unsupported",
+        )
     _check_devices(program)
 
 

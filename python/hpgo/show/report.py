@@ -219,7 +219,7 @@ def alternatives(plan: Plan) -> list[tuple[str, str]]:
 def details(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, str]]:
     """Return the facts behind the answer: optimizer, search and notes; `stored_step_s` is that of `table`."""
     return [
-        *([] if plan.assumptions is None else [("Optimizer", _optimizer(plan.assumptions.memory))]),
+        *([] if plan.assumptions is None else [("Optimizer", _optimizer(plan.assumptions.memory, plan.stages))]),
         *([("Search space", search_space(plan))] if plan.lower_bound_s is not None else []),
         *([("Framework", restriction(plan))] if plan.restriction is not None else []),
         *([] if plan.memory_preference is None else [("Tolerance", _preferred(plan, plan.memory_preference))]),
@@ -746,11 +746,11 @@ def _preferred(plan: Plan, than: MemoryPreference) -> str:
     return f"{minimum}: {'as long' if longer <= 1e-9 else f'{percent(longer)} longer'}, {instead}"
 
 
-def _optimizer(memory: MemoryModel) -> str:
+def _optimizer(memory: MemoryModel, stages: Sequence[Stage]) -> str:
     """Return the memory of gradients and optimizer state for each byte of weights.
 
     >>> from hpgo import MemoryModel
-    >>> print(_optimizer(MemoryModel(shard_optimizer=True)))
+    >>> print(_optimizer(MemoryModel(shard_optimizer=True), ()))
     adam-fp32: 1 byte of gradients and 2 of state per byte of weights (4 + 4 + 8 per parameter), sharded over replicas
     """
     name = memory.optimizer
@@ -758,6 +758,12 @@ def _optimizer(memory: MemoryModel) -> str:
     kept = f"{gradients:g} byte{'' if gradients == 1 else 's'} of gradients and {state:g} of state per byte of weights"
     known = "" if name is None else f" ({OPTIMIZERS[name].bytes_text} per parameter)"
     sharded = ", sharded over replicas" if memory.shard_optimizer else ""
+    if memory.zero_stage == "auto":
+        runs = [list(run) for _, run in groupby(enumerate(stages), key=lambda row: row[1].zero_stage)]
+        of_runs = [f"{run[0][1].zero_stage} in {ranged(run[0][0], run[-1][0])}" for run in runs]
+        sharded += f" (ZeRO, by stage of the pipeline: {', '.join(of_runs)})"
+    elif memory.zero_stage >= 2:
+        sharded += f" (ZeRO stage {memory.zero_stage})"
     return f"{'' if name is None else f'{name}: '}{kept}{known}{sharded}"
 
 

@@ -155,7 +155,11 @@ pub fn helpful_changes(
     control: &Control,
 ) -> Result<Vec<bool>> {
     let recomputed = Settings { recompute: vec![Recompute::Always], ..settings.clone() };
-    let sharding = MemoryModel { shard_optimizer: true, ..settings.memory };
+    let sharding = MemoryModel {
+        zero_stage: settings.memory.zero_stage.max(1),
+        max_zero_stage: settings.memory.max_zero_stage.max(1),
+        ..settings.memory
+    };
     // A global batch of one micro-batch has only one in flight. The smallest size needs the least memory.
     let smallest = settings.pipeline_micro_batch_sizes.first().copied().unwrap_or(settings.global_batch);
     let single = Settings {

@@ -128,6 +128,22 @@ impl Settings {
                 ));
             }
         }
+        if memory.zero_stage > memory.max_zero_stage || memory.max_zero_stage > 3 {
+            return Err(Error::argument(
+                format!(
+                    "ZeRO stages go from {} to {}, but they must rise and be at most 3",
+                    memory.zero_stage, memory.max_zero_stage
+                ),
+                "choose 0, 1, 2 or 3",
+            ));
+        }
+        // Neither of recomputation and a higher ZeRO stage is always faster, so no stage could decide on both by itself.
+        if memory.zero_stage < memory.max_zero_stage && self.recompute.contains(&Recompute::ByStage) {
+            return Err(Error::argument(
+                "each stage would choose its ZeRO stage and whether it recomputes its activations",
+                "leave one of them to the stages",
+            ));
+        }
         Ok(())
     }
 

@@ -123,9 +123,22 @@ impl<'a> Subproblem<'a> {
         self.least.is_empty()
     }
 
-    /// Returns the memory of the stage between two cuts. `totals` has the sums for its samples.
+    /// Returns the memory of the stage between two cuts at the highest ZeRO stage, which needs the least. `totals` has the
+    /// sums for its samples.
     pub(crate) fn memory(&self, totals: &Totals, cuts: (usize, usize), replicas: u32) -> StageMemory {
-        StageMemory::new(self.model, totals, &self.settings.memory, cuts, replicas, self.recompute)
+        self.memory_at(self.settings.memory.max_zero_stage, totals, cuts, replicas)
+    }
+
+    /// Returns the memory of the stage between two cuts at a ZeRO stage.
+    pub(crate) fn memory_at(
+        &self,
+        zero_stage: u8,
+        totals: &Totals,
+        cuts: (usize, usize),
+        replicas: u32,
+    ) -> StageMemory {
+        let options = self.settings.memory.at_zero_stage(zero_stage);
+        StageMemory::new(self.model, totals, &options, cuts, replicas, self.recompute)
     }
 
     /// Returns the cost of a stage that recomputes its activations if that is allowed and they do not fit with

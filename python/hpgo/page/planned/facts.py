@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hpgo.model.profile import Layer
     from hpgo.page.planned.origin import Origin
     from hpgo.planning.plans import Plan
+    from hpgo.planning.problem import MemoryModel
     from hpgo.programs.stages import DeviceGroup, Stage
 
 _PROVEN = 5e-7
@@ -164,8 +165,10 @@ def _layers(plan: Plan, found: Origin | None, places: dict[str, int]) -> dict[st
         samples_of = stage.samples_by_replica or [stage.samples_per_replica] * stage.replicas
         distinct = {(devices[device], samples) for device, samples in zip(stage.devices, samples_of, strict=True)}
         kinds = [(*times.on(device), samples) for device, samples in distinct]
+        # Of weights and gradients that replicas shard, some layers are whole, so each layer counts a part of the sum.
+        weights, gradients = _held_shares(stage, [layers[one] for one in stage.layers], memory)
         shared = stage.replicas if memory.shard_optimizer else 1
-        each = memory.gradients_per_weight + memory.optimizer_per_weight / shared
+        each = gradients + memory.optimizer_per_weight / shared
         for one in stage.layers:
             layer, at = layers[one], places[one]
             forward_s[at], once_s = (
@@ -177,13 +180,25 @@ def _layers(plan: Plan, found: Origin | None, places: dict[str, int]) -> dict[st
             )
             backward_s[at] = once_s + (forward_s[at] if stage.recompute else 0.0)
             kept = 0.0 if stage.recompute else _saved_activation_bytes(sizes, layer, stage) * stage.max_in_flight
-            held[at] = layer.parameter_bytes + layer.trained_bytes * each + kept
+            held[at] = layer.parameter_bytes * weights + layer.trained_bytes * each + kept
     return {
         "names": [printable(layers[one].name or one) for one in ids],
         "forward_s": forward_s,
         "backward_s": backward_s,
         "held_bytes": held,
     }
+
+
+def _held_shares(stage: Stage, layers: Sequence[Layer], memory: MemoryModel) -> tuple[float, float]:
+    """Return the bytes of weights and of gradients that a device of the stage holds per byte of weights."""
+    all_bytes = sum(layer.parameter_bytes for layer in layers)
+    trained_bytes = sum(layer.trained_bytes for layer in layers)
+    weights, gradients = 1.0, memory.gradients_per_weight
+    if stage.zero_stage >= 3 and all_bytes:
+        weights = min(weights, stage.memory.weights_bytes / all_bytes)
+    if stage.zero_stage >= 2 and trained_bytes:
+        gradients = min(gradients, stage.memory.gradients_bytes / trained_bytes)
+    return weights, gradients
 
 
 def _saved_activation_bytes(sizes: Sequence[int], layer: Layer, stage: Stage) -> float:
@@ -205,6 +220,11 @@ def _stage(plan: Plan, at: int, places: dict[str, int]) -> dict[str, Any]:
         ("forward", seconds(stage.forward_s)),
         ("backward", seconds(stage.backward_s)),
         *([("transfers in each pass", seconds(stage.exposed_transfer_s))] if stage.exposed_transfer_s else []),
+        *(
+            [("gathers and scatters in each pass", f"{seconds(gathers_s)}, {seconds(scatters_s)}")]
+            if (gathers_s := stage.exposed_forward_comm_s) + (scatters_s := stage.exposed_backward_comm_s)
+            else []
+        ),
         *([("gradient all-reduce", seconds(stage.grad_reduce_s))] if stage.replicas > 1 else []),
         ("free", _free(plan.groups[group])),
     ]

@@ -257,6 +257,8 @@ impl<'a> PlanEvaluator<'a> {
             cost::exposed_s(of_groups, overlap) + tied_s
         };
         let exposed_grad_reduce_s = sync_tail(settings.overlap_sync);
+        let from_end = (plan.stages.len() - index) as u32;
+        let min_in_flight = settings.max_in_flights(from_end, settings.global_batch / micro_batch).0;
         let costs = groups.iter().map(|group| {
             let devices = StageDevices { pace: group.pace, memory_bytes: group.memory_bytes, ..devices };
             let totals = &self.totals[&group.samples];
@@ -266,10 +268,17 @@ impl<'a> PlanEvaluator<'a> {
         let (mut forward_s, mut kept_backward_s) = (0.0_f64, 0.0_f64);
         let mut tightest: Option<(Memory, f64)> = None;
         let mut memory_by_share = Vec::new();
+        // Of several groups, none shards more than the optimizer state, which has no messages in passes.
+        let (mut exposed_forward_comm_s, mut exposed_backward_comm_s, mut zero_stage) = (0.0_f64, 0.0_f64, 0);
         for kept in costs {
             forward_s = forward_s.max(kept.forward_s);
             kept_backward_s = kept_backward_s.max(kept.backward_s);
             let alone = if stage.recompute { kept.recomputing() } else { kept };
+            let alone = alone.sharded(min_in_flight);
+            let (forward_comm_s, backward_comm_s) = alone.exposed_comm_s();
+            exposed_forward_comm_s = exposed_forward_comm_s.max(forward_comm_s);
+            exposed_backward_comm_s = exposed_backward_comm_s.max(backward_comm_s);
+            zero_stage = alone.zero_stage;
             let memory = alone.memory.with_in_flight(stage.max_in_flight);
             if by_speed.is_some() {
                 memory_by_share.push((alone.memory, alone.capacity_bytes));
@@ -297,10 +306,12 @@ impl<'a> PlanEvaluator<'a> {
             transfer_s: transfer_busy_s + latency_s,
             transfer_busy_s,
             exposed_transfer_s: settings.exposed_transfer_s(receive_s, transfer_busy_s),
+            exposed_forward_comm_s,
+            exposed_backward_comm_s,
             grad_reduce_s: sync_tail(false),
             exposed_grad_reduce_s,
             memory: if held_once_bytes > 0.0 {
-                memory.with_weights(-held_once_bytes, &settings.memory, replicas)
+                memory.with_weights(-held_once_bytes, &settings.memory.at_zero_stage(zero_stage), replicas)
             } else {
                 memory
             },
@@ -308,6 +319,7 @@ impl<'a> PlanEvaluator<'a> {
             memory_by_share,
             samples_by_replica: by_speed.map_or_else(Vec::new, |shares| shares.of_each),
             recompute: stage.recompute,
+            zero_stage,
         })
     }
 

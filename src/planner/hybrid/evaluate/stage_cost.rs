@@ -2,7 +2,7 @@
 //! otherwise.
 
 use crate::cost::network::{Cluster, Rate};
-use crate::cost::{self, LayerSums, Memory, Pace, Totals};
+use crate::cost::{self, LayerSums, Memory, Pace, ShardMessages, Totals};
 use crate::planner::hybrid::{bounds::paths::PathStage, settings::Settings};
 
 /// Cost of a stage in a plan.
@@ -29,6 +29,10 @@ pub struct StageCost {
     /// Part of each pass in which the devices receive and send instead of computing. It is not in `forward_s` and
     /// `backward_s`. 0 if transfers overlap with computation.
     pub exposed_transfer_s: f64,
+    /// Time by which messages of ZeRO stage 3 lengthen each forward pass. It is not in `forward_s`.
+    pub exposed_forward_comm_s: f64,
+    /// Time by which messages of ZeRO stages 2 and 3 lengthen each backward pass. It is not in `backward_s`.
+    pub exposed_backward_comm_s: f64,
     /// Gradient all-reduce of the whole stage.
     pub grad_reduce_s: f64,
     /// Exposed gradient reduction: the part of `grad_reduce_s` behind the last backward of the stage.
@@ -42,6 +46,8 @@ pub struct StageCost {
     pub memory_by_share: Vec<(Memory, f64)>,
     /// Whether the backward pass recomputes the activations.
     pub recompute: bool,
+    /// ZeRO stage of its replicas.
+    pub zero_stage: u8,
 }
 
 impl StageCost {
@@ -97,12 +103,29 @@ impl StageDevices {
 pub(crate) struct BaseCost {
     pub forward_s: f64,
     pub backward_s: f64,
+    /// Messages of ZeRO stages 2 and 3.
+    pub messages: ShardMessages,
+    /// Whether the backward pass recomputes the activations.
+    pub recompute: bool,
     /// Exposed gradient reduction, behind the last backward.
     pub grad_reduce_s: f64,
     pub memory: Memory,
     pub capacity_bytes: f64,
     /// Bytes of the input of one micro-batch on one device.
     pub input_bytes: f64,
+    /// ZeRO stage of its replicas.
+    pub zero_stage: u8,
+    /// What differs at the higher ZeRO stages that the stage may take, in rising order. `None` beyond the highest.
+    higher: [Option<Sharding>; 2],
+}
+
+/// What a stage holds and sends at a ZeRO stage.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Sharding {
+    weights_bytes: f64,
+    gradients_bytes: f64,
+    optimizer_bytes: f64,
+    messages: ShardMessages,
 }
 
 impl BaseCost {
@@ -118,31 +141,72 @@ impl BaseCost {
     ) -> Self {
         // A stage is as fast as its slowest device.
         let (forward_s, backward_s) = totals.longest_s(devices.pace, cuts);
+        let options = &settings.memory;
+        let at = |zero_stage: u8| {
+            let options = options.at_zero_stage(zero_stage);
+            let messages = ShardMessages::new(model, &options, cuts, devices.sync, settings.overlap_sync);
+            (cost::memory(model, totals, &options, cuts, devices.replicas, 1), messages)
+        };
+        let (memory, messages) = at(options.zero_stage);
+        let higher = [1, 2].map(|more| {
+            // One replica shares nothing.
+            let is_allowed = devices.replicas > 1 && options.zero_stage + more <= options.max_zero_stage;
+            is_allowed.then(|| {
+                let (memory, messages) = at(options.zero_stage + more);
+                let cost::Memory { weights_bytes, gradients_bytes, optimizer_bytes, .. } = memory;
+                Sharding { weights_bytes, gradients_bytes, optimizer_bytes, messages }
+            })
+        });
         Self {
             forward_s,
             backward_s,
+            messages,
+            recompute: false,
             grad_reduce_s,
-            memory: cost::memory(model, totals, &settings.memory, cuts, devices.replicas, 1),
+            memory,
             capacity_bytes: devices.memory_bytes - settings.memory.reserved_bytes,
             input_bytes: totals.boundary_bytes[cuts.0],
+            zero_stage: options.zero_stage,
+            higher,
         }
+    }
+
+    /// Returns the cost at the lowest ZeRO stage that the stage may take and that fits with `in_flight` micro-batches,
+    /// or at the highest if none fits.
+    pub(crate) fn sharded(self, in_flight: u32) -> Self {
+        let mut cost = self;
+        for higher in self.higher.into_iter().flatten() {
+            if cost.memory.bytes_with(in_flight) <= cost.capacity_bytes {
+                break;
+            }
+            let Sharding { weights_bytes, gradients_bytes, optimizer_bytes, messages } = higher;
+            cost.memory = Memory { weights_bytes, gradients_bytes, optimizer_bytes, ..cost.memory };
+            cost.messages = messages;
+            cost.zero_stage += 1;
+        }
+        cost
     }
 
     /// Returns the cost with recomputed activations, from the cost with kept ones.
     pub(crate) fn recomputing(self) -> Self {
         // Recomputation repeats the forward of the whole stage before its backward.
         let backward_s = self.backward_s + self.forward_s;
-        Self { backward_s, memory: self.memory.recomputing(self.input_bytes), ..self }
+        Self { backward_s, recompute: true, memory: self.memory.recomputing(self.input_bytes), ..self }
+    }
+
+    /// Returns the times by which messages lengthen the forward and the backward pass.
+    pub(crate) fn exposed_comm_s(&self) -> (f64, f64) {
+        self.messages.exposed_s(self.forward_s, self.backward_s, self.recompute)
     }
 
     /// Returns the inputs of paths and simulator for this stage, with a range of numbers in flight and its transfer:
     /// the time on the link and the latency.
     pub(crate) fn path_stage(&self, max_in_flights: (u32, u32), (busy_s, latency_s): (f64, f64)) -> PathStage {
-        let Self { forward_s, backward_s, grad_reduce_s, .. } = *self;
+        let (exposed_forward_s, exposed_backward_s) = self.exposed_comm_s();
         PathStage {
-            forward_s,
-            backward_s,
-            grad_reduce_s,
+            forward_s: self.forward_s + exposed_forward_s,
+            backward_s: self.backward_s + exposed_backward_s,
+            grad_reduce_s: self.grad_reduce_s,
             min_in_flight: max_in_flights.0,
             max_in_flight: max_in_flights.1,
             busy_s,
@@ -154,8 +218,8 @@ impl BaseCost {
 /// Returns the inputs of paths and simulator for a stage, with its smallest and largest number in flight.
 pub(crate) fn path_stage(stage: &StageCost, (min_in_flight, max_in_flight): (u32, u32)) -> PathStage {
     let computing = PathStage {
-        forward_s: stage.forward_s,
-        backward_s: stage.backward_s,
+        forward_s: stage.forward_s + stage.exposed_forward_comm_s,
+        backward_s: stage.backward_s + stage.exposed_backward_comm_s,
         grad_reduce_s: stage.exposed_grad_reduce_s,
         min_in_flight,
         max_in_flight,

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::cost::{self, Passes};
+use crate::cost::{self, Passes, ShardMessages};
 use crate::planner::effort::work;
 use crate::planner::hybrid::{
     bounds::nested_stages::{Inner, Synced},
@@ -23,14 +23,28 @@ pub(crate) struct Stage {
     pub backward_s: f64,
 }
 
+/// Largest numbers of micro-batches in flight that fit, and messages, of a stage at a ZeRO stage.
+pub(crate) type AtZeroStage = (Fitting, ShardMessages);
+
+/// Returns what a stage may have in flight and sends at the lowest ZeRO stage of `each` that fits with `fewest`
+/// micro-batches in flight. `None` if none fits.
+pub(crate) fn lowest_that_fits(each: &[AtZeroStage], fewest: u32, is_real: bool) -> Option<AtZeroStage> {
+    let &(fitting, messages) = each.iter().find(|(fitting, _)| fitting.max() >= fewest)?;
+    // In a relaxed space, devices may have less memory than it knows, and so a higher ZeRO stage, at which more
+    // micro-batches fit.
+    let fitting = if is_real { fitting } else { each.last()?.0 };
+    Some((fitting, messages))
+}
+
 /// Stages that end at one cut, on devices with equal costs.
 struct StageClass<'t> {
     /// Stages that compute for less than the threshold.
     short: Rc<[Stage]>,
     /// All-reduce tails of the stages on each kind of the devices alone.
     sync: Vec<(Passes<'t>, Synced<'t>)>,
-    /// Largest numbers of micro-batches in flight that fit for each stage, `None` if not computed yet.
-    fitting: Vec<Option<Fitting>>,
+    /// Largest numbers of micro-batches in flight that fit for each stage, and its messages, at each ZeRO stage that it
+    /// may take. `None` if not computed yet.
+    fitting: Vec<Option<Box<[AtZeroStage]>>>,
 }
 
 /// All stages that end at one cut. Labels at this cut share their costs.
@@ -84,24 +98,36 @@ impl<'t> StagesByEnd<'t> {
         self.of_cost_class[at].insert(stages).short.clone()
     }
 
-    /// Returns the exposed all-reduce time of the stage at index `at` of [`StagesByEnd::short`], and its largest numbers
-    /// of micro-batches in flight that fit.
-    pub(crate) fn sync_and_fitting(&mut self, choice: &PlacementMove, at: usize, work: &mut u64) -> (f64, Fitting) {
+    /// Returns the exposed all-reduce time of the stage at index `at` of [`StagesByEnd::short`], and for each ZeRO
+    /// stage that it may take, in rising order, its largest numbers of micro-batches in flight that fit, and its messages.
+    pub(crate) fn sync_and_fitting(
+        &mut self,
+        choice: &PlacementMove,
+        at: usize,
+        work: &mut u64,
+    ) -> (f64, &[AtZeroStage]) {
         let (task, end) = (self.task, self.end);
         let Some(stages) = &mut self.of_cost_class[choice.cost_class as usize] else {
-            return (0.0, Fitting::default());
+            return (0.0, &[]);
         };
         if self.inner.is_none() {
             self.inner = task.sets.as_ref().map(|sets| sets.inner(end));
         }
         let Stage { begin, index, .. } = stages.short[at];
         // Memory is checked lazily, because stages that are dropped by their times never need it.
-        let fitting = *stages.fitting[at].get_or_insert_with(|| {
+        let fitting = &**stages.fitting[at].get_or_insert_with(|| {
             *work += work::FIT_STAGE;
-            let Some(totals_index) = task.totals_index[choice.replicas as usize] else { return Fitting::default() };
+            let Some(totals_index) = task.totals_index[choice.replicas as usize] else { return Box::default() };
             let totals = &task.totals[totals_index as usize];
             let capacity_bytes = choice.memory_bytes - task.settings.memory.reserved_bytes;
-            task.memory(totals, (begin, end), choice.replicas).fitting(task.micro_batches, capacity_bytes)
+            let (options, overlap) = (&task.settings.memory, task.settings.overlap_sync);
+            let at = |zero_stage: u8| {
+                let memory = task.memory_at(zero_stage, totals, (begin, end), choice.replicas);
+                let options = options.at_zero_stage(zero_stage);
+                let messages = ShardMessages::new(task.model, &options, (begin, end), choice.sync, overlap);
+                (memory.fitting(task.micro_batches, capacity_bytes), messages)
+            };
+            (options.zero_stage..=options.max_zero_stage).map(at).collect()
         });
         let inner = self.inner.as_deref();
         if let [(_, only)] = &mut stages.sync[..] {

@@ -21,7 +21,7 @@ use crate::planner::hybrid::{
     placement::placement_space::{PlacementMove, Placements, Space},
     search::{
         labels::{Label, Labels},
-        stages_by_end::{Stage, StagesByEnd},
+        stages_by_end::{Stage, StagesByEnd, lowest_that_fits},
     },
     settings::Recompute,
     subproblem::Subproblem,
@@ -312,6 +312,7 @@ impl<S: Placements> Pass<'_, '_, S> {
         }
         let (min, max) = self.task.settings.max_in_flights(stages, self.task.micro_batches);
         // Numbers in flight never grow along the stages, so a stage in front has at least the number of the one behind.
+        let fewest = min;
         let min = min.max(label.min_in_flight);
         let micro = f64::from(self.task.micro_batches);
         let is_by_stage = self.task.recompute == Recompute::ByStage;
@@ -365,7 +366,9 @@ impl<S: Placements> Pass<'_, '_, S> {
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
                 }
-                let (grad_reduce_s, fitting) = ending.sync_and_fitting(choice, at, &mut work);
+                let (grad_reduce_s, of_zero_stages) = ending.sync_and_fitting(choice, at, &mut work);
+                let lowest = lowest_that_fits(of_zero_stages, fewest, S::IS_REAL);
+                let Some((fitting, messages)) = lowest else { continue };
                 // The schedule may allow fewer in flight than a stage behind already has. Then only that number is
                 // possible.
                 let ranges = fitting.choices(min, max.max(min)).flat_map(|(recompute, (min, largest))| {
@@ -374,9 +377,10 @@ impl<S: Placements> Pass<'_, '_, S> {
                 for (recompute, (min_in_flight, max_in_flight)) in ranges {
                     let backward_s = if recompute && is_by_stage { backward_s + forward_s } else { backward_s };
                     work += work::EXTEND_PATHS;
+                    let (forward_comm_s, backward_comm_s) = messages.exposed_s(forward_s, backward_s, recompute);
                     let stage = PathStage {
-                        forward_s: forward_s + exposed_s,
-                        backward_s: backward_s + exposed_s,
+                        forward_s: forward_s + forward_comm_s + exposed_s,
+                        backward_s: backward_s + backward_comm_s + exposed_s,
                         grad_reduce_s,
                         min_in_flight,
                         max_in_flight,

@@ -309,6 +309,7 @@ impl<'a> PlanScorer<'a> {
             let Some(cost) = unscheduled.costs[stage] else { return PlanScore::IMPOSSIBLE };
             let (min, max) = task.settings.max_in_flights(from_end, task.micro_batches);
             // Numbers in flight never grow along the stages.
+            let cost = cost.sharded(min);
             let min = min.max(suffix.max_in_flight);
             let cost = task.settled(cost, min);
             let bytes = |max_in_flight| cost.memory.bytes_with(max_in_flight);
@@ -347,7 +348,7 @@ impl<'a> PlanScorer<'a> {
         let from_end = (1..=unscheduled.stages() as u32).rev();
         let min_in_flight = |from_end| task.settings.max_in_flights(from_end, task.micro_batches).0;
         let costs: Vec<BaseCost> = (unscheduled.costs.iter().flatten().zip(from_end))
-            .map(|(cost, from_end)| task.settled(*cost, min_in_flight(from_end)))
+            .map(|(cost, from_end)| task.settled(cost.sharded(min_in_flight(from_end)), min_in_flight(from_end)))
             .collect();
         let fits = costs.iter().map(|cost| |in_flight| cost.memory.bytes_with(in_flight) <= cost.capacity_bytes);
         let ranges = ranges(task.settings, task.micro_batches, fits)?;

@@ -44,8 +44,8 @@ impl Conditions<'_> {
             let mut min_counts = vec![f64::INFINITY; sums.len()];
             for &(min_replicas, max_replicas, totals_index) in &self.replica_ranges {
                 // Leave out receive and send buffers, since they depend on the cuts. The result is a lower bound.
-                let weights_bytes =
-                    (trained_bytes * self.bytes_per_weight_byte(max_replicas) + frozen_bytes) * (1.0 - ROUNDING);
+                let (of_trained, of_frozen) = self.bytes_per_weight_byte(max_replicas);
+                let weights_bytes = (trained_bytes * of_trained + frozen_bytes * of_frozen) * (1.0 - ROUNDING);
                 let saved_bytes =
                     in_flight * self.task.totals[totals_index].layer_saved_bytes[layer] * (1.0 - ROUNDING);
                 let held_bytes = weights_bytes + saved_bytes;

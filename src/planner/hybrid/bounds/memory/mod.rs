@@ -196,11 +196,9 @@ impl<'a> Conditions<'a> {
         if self.schedules.warms_up { self.task.settings.max_in_flights(from_end, self.task.micro_batches).0 } else { 1 }
     }
 
-    /// Returns the bytes that a device holds per byte of weights: the weights, their gradients and its shard of the
-    /// optimizer state.
-    fn bytes_per_weight_byte(&self, replicas: u32) -> f64 {
-        let memory = &self.task.settings.memory;
-        let shards = if memory.shard_optimizer { f64::from(replicas) } else { 1.0 };
-        1.0 + memory.gradients_per_weight + memory.optimizer_per_weight / shards
+    /// Returns the bytes that a device holds at least per byte of trained weights, with gradients and optimizer state,
+    /// and per byte of frozen weights.
+    fn bytes_per_weight_byte(&self, replicas: u32) -> (f64, f64) {
+        self.task.settings.memory.least().per_weight_byte(replicas)
     }
 }

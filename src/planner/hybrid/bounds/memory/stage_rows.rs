@@ -51,14 +51,21 @@ impl Ends<'_> {
         }
     }
 
-    /// Returns a lower and an upper bound, for each end, on the bytes that all layers below it hold. Each byte of
-    /// weights counts `of_weight` bytes, and each saved byte of a replica with these `totals` counts `of_saved`.
-    pub(super) fn held_bytes(&self, of_weight: f64, of_saved: f64, totals: &Totals) -> (Vec<f64>, Vec<f64>) {
+    /// Returns a lower and an upper bound, for each end, on the bytes that all layers below it hold. Each byte of trained
+    /// weights counts `of_weight` bytes, each of frozen weights `of_frozen`, and each saved byte of a replica with these
+    /// `totals` counts `of_saved`.
+    pub(super) fn held_bytes(
+        &self,
+        (of_weight, of_frozen): (f64, f64),
+        of_saved: f64,
+        totals: &Totals,
+    ) -> (Vec<f64>, Vec<f64>) {
         match self {
             Self::Cuts(model) => {
                 let below = model.parameter_bytes.iter().zip(&model.frozen_bytes).zip(&totals.saved_bytes);
-                let held: Vec<f64> =
-                    below.map(|((trained, frozen), saved)| of_weight * trained + frozen + of_saved * saved).collect();
+                let held: Vec<f64> = below
+                    .map(|((trained, frozen), saved)| of_weight * trained + of_frozen * frozen + of_saved * saved)
+                    .collect();
                 (held.clone(), held)
             }
             Self::Slices(slices) => slices.held_bytes(of_weight, of_saved, totals),
@@ -188,25 +195,28 @@ impl Conditions<'_> {
         Row::Fails
     }
 
-    /// Returns lower bounds on the bytes of all devices of a stage together: per byte of its weights, and per byte that
-    /// it saves of the first share.
-    fn min_bytes_of_all_devices(&self) -> (f64, f64) {
+    /// Returns lower bounds on the bytes of all devices of a stage together: per byte of its trained and of its frozen
+    /// weights, and per byte that it saves of the first share.
+    fn min_bytes_of_all_devices(&self) -> ((f64, f64), f64) {
         let minimum = |each: &mut dyn Iterator<Item = f64>| each.fold(f64::INFINITY, f64::min);
-        let of_weight = minimum(&mut self.replica_ranges.iter().map(|&(min_replicas, max_replicas, _)| {
-            f64::from(min_replicas) * self.bytes_per_weight_byte(max_replicas)
-        }));
+        let [of_weight, of_frozen] =
+            [|of: (f64, f64)| of.0, |of: (f64, f64)| of.1].map(|kind: fn((f64, f64)) -> f64| {
+                minimum(&mut self.replica_ranges.iter().map(|&(min_replicas, max_replicas, _)| {
+                    f64::from(min_replicas) * kind(self.bytes_per_weight_byte(max_replicas))
+                }))
+            });
         let first = |totals_index: usize| &self.task.totals[totals_index].layer_saved_bytes;
         let of_saved = minimum(&mut self.replica_ranges.iter().map(|&(min_replicas, _, totals_index)| {
             let ratios =
                 first(totals_index).iter().zip(first(self.replica_ranges[0].2)).filter(|&(_, &first)| first > 0.0);
             f64::from(min_replicas) * minimum(&mut ratios.map(|(bytes, first)| bytes / first))
         }));
-        (of_weight, if of_saved.is_finite() { of_saved } else { 0.0 })
+        ((of_weight, of_frozen), if of_saved.is_finite() { of_saved } else { 0.0 })
     }
 
     /// Returns the level of stages with `from_end` stages behind their begin, themselves included. `of_weight` and
     /// `of_first` are the bounds of [`Self::min_bytes_of_all_devices`].
-    fn level<'e>(&self, ends: &'e Ends<'e>, from_end: u32, (of_weight, of_first): (f64, f64)) -> Level<'e> {
+    fn level<'e>(&self, ends: &'e Ends<'e>, from_end: u32, (of_weight, of_first): ((f64, f64), f64)) -> Level<'e> {
         let in_flight = self.in_flight(from_end);
         // With recomputation, a stage holds the activations of one micro-batch at least.
         let of_saved = if self.task.recompute == Recompute::Never { f64::from(in_flight) } else { 1.0 };
