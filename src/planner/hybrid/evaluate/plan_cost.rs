@@ -3,7 +3,7 @@
 //! Lemma *Tied weights* (docs/proofs.md#tied-weights): the search ignores tied weights in its times, and no plan is
 //! faster than it assumes. This module adds their all-reduces.
 
-use super::candidate_plan::CandidatePlan;
+use super::candidate_plan::{CandidatePlan, StageCandidate};
 use super::shares::{EqualReplicas, Shares};
 use super::stage_cost::{BaseCost, StageCost, StageDevices, path_stage, transfer};
 use std::cmp::Reverse;
@@ -60,6 +60,47 @@ pub struct PlanEvaluator<'a> {
     pub simulated: u64,
     /// Number of actions of these plans.
     pub actions: u64,
+}
+
+/// Costs of a stage over groups of equal replicas. Each pass is that of the slowest group.
+#[derive(Default)]
+struct SlowestReplicas {
+    forward_s: f64,
+    /// Backward without a repeated forward.
+    kept_backward_s: f64,
+    /// Seconds of messages that lengthen each forward and each backward.
+    exposed_comm_s: (f64, f64),
+    zero_stage: u8,
+    /// Memory of the devices that have the least left, and its capacity.
+    memory: Memory,
+    capacity_bytes: f64,
+    /// Memory and capacity of each group, with one micro-batch in flight.
+    memory_by_share: Vec<(Memory, f64)>,
+}
+
+impl SlowestReplicas {
+    /// Returns the costs over all groups. The stage has at least `min_in_flight` micro-batches in flight.
+    fn of(groups: impl Iterator<Item = BaseCost>, stage: &StageCandidate, min_in_flight: u32) -> Self {
+        let mut all = Self::default();
+        let mut least_free_bytes = f64::INFINITY;
+        for kept in groups {
+            all.forward_s = all.forward_s.max(kept.forward_s);
+            all.kept_backward_s = all.kept_backward_s.max(kept.backward_s);
+            let alone = if stage.recompute { kept.recomputing() } else { kept };
+            let alone = alone.sharded(min_in_flight);
+            // Of several groups, none shards more than the optimizer state, which has no messages in passes.
+            let (forward_s, backward_s) = alone.exposed_comm_s();
+            all.exposed_comm_s = (all.exposed_comm_s.0.max(forward_s), all.exposed_comm_s.1.max(backward_s));
+            all.zero_stage = alone.zero_stage;
+            let memory = alone.memory.with_in_flight(stage.max_in_flight);
+            let free_bytes = alone.capacity_bytes - memory.total_bytes();
+            if all.memory_by_share.is_empty() || free_bytes < least_free_bytes {
+                (all.memory, all.capacity_bytes, least_free_bytes) = (memory, alone.capacity_bytes, free_bytes);
+            }
+            all.memory_by_share.push((alone.memory, alone.capacity_bytes));
+        }
+        all
+    }
 }
 
 impl<'a> PlanEvaluator<'a> {
@@ -264,32 +305,15 @@ impl<'a> PlanEvaluator<'a> {
             let totals = &self.totals[&group.samples];
             BaseCost::new(model, totals, settings, &devices, cuts, exposed_grad_reduce_s)
         });
-        // The slowest replica of each pass decides, and memory is that of the device with the least free memory.
-        let (mut forward_s, mut kept_backward_s) = (0.0_f64, 0.0_f64);
-        let mut tightest: Option<(Memory, f64)> = None;
-        let mut memory_by_share = Vec::new();
-        // Of several groups, none shards more than the optimizer state, which has no messages in passes.
-        let (mut exposed_forward_comm_s, mut exposed_backward_comm_s, mut zero_stage) = (0.0_f64, 0.0_f64, 0);
-        for kept in costs {
-            forward_s = forward_s.max(kept.forward_s);
-            kept_backward_s = kept_backward_s.max(kept.backward_s);
-            let alone = if stage.recompute { kept.recomputing() } else { kept };
-            let alone = alone.sharded(min_in_flight);
-            let (forward_comm_s, backward_comm_s) = alone.exposed_comm_s();
-            exposed_forward_comm_s = exposed_forward_comm_s.max(forward_comm_s);
-            exposed_backward_comm_s = exposed_backward_comm_s.max(backward_comm_s);
-            zero_stage = alone.zero_stage;
-            let memory = alone.memory.with_in_flight(stage.max_in_flight);
-            if by_speed.is_some() {
-                memory_by_share.push((alone.memory, alone.capacity_bytes));
-            }
-            let free_bytes = |(memory, capacity_bytes): &(Memory, f64)| capacity_bytes - memory.total_bytes();
-            let own = (memory, alone.capacity_bytes);
-            if tightest.as_ref().is_none_or(|other| free_bytes(&own) < free_bytes(other)) {
-                tightest = Some(own);
-            }
-        }
-        let (memory, capacity_bytes) = tightest.unwrap_or_default();
+        let SlowestReplicas {
+            forward_s,
+            kept_backward_s,
+            exposed_comm_s: (exposed_forward_comm_s, exposed_backward_comm_s),
+            zero_stage,
+            memory,
+            capacity_bytes,
+            memory_by_share,
+        } = SlowestReplicas::of(costs, stage, min_in_flight);
         let half_s = |half: fn(&Halves) -> &[f64]| -> Option<f64> {
             let of_kinds = groups.iter().flat_map(|group| self.totals[&group.samples].passes(group.pace));
             of_kinds.map(|passes| Some(passes.between(half(passes.halves?), cuts))).reduce(|a, b| Some(a?.max(b?)))?
@@ -316,7 +340,7 @@ impl<'a> PlanEvaluator<'a> {
                 memory
             },
             capacity_bytes,
-            memory_by_share,
+            memory_by_share: if by_speed.is_some() { memory_by_share } else { Vec::new() },
             samples_by_replica: by_speed.map_or_else(Vec::new, |shares| shares.of_each),
             recompute: stage.recompute,
             zero_stage,
