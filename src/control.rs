@@ -113,7 +113,7 @@ impl Control {
             return Some(Stopped::Interrupt);
         }
         if let Some(checks) = &self.checks {
-            // Saturating: the work may check again after it was told to stop.
+            // Saturating: the work may check again after it was asked to stop.
             let taken = checks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
             return taken.is_err().then_some(Stopped::Effort);
         }

@@ -708,7 +708,7 @@ def test_the_command_writes_what_the_function_returns(bert: hpgo.Plan, tmp_path:
         written = export.files(bert, target, path="main.txt")
         assert {name: (tmp_path / name).read_text(encoding="utf-8") for name in written} == written
     done = hpgo_export("plan.json", "--to", "torch", "-o", "jobs/bert/", cwd=tmp_path)
-    assert "files to jobs/bert/; README.md says how to start the job" in done.stderr
+    assert "files to jobs/bert/; README.md shows how to start the job" in done.stderr
     assert {path.name for path in (tmp_path / "jobs/bert").iterdir()} >= {"README.md", *export.files(bert, "torch")}
 
 

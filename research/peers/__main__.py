@@ -40,7 +40,7 @@ PLANNERS = {
 
 
 def value(number: float | None) -> str:
-    """Return a number with four digits; a plan that does not fit, or a plan that can't be said, by name."""
+    """Return a number with four digits; a plan that does not fit, or a plan that can't be expressed, by name."""
     if number is None:
         return "–"
     return "does not fit" if isinf(number) else f"{number:.4g}"

@@ -61,7 +61,7 @@ def save_job(
 
     written = jobs.save(plan, folder, on=on, command=command, to=to)
     # stdout may hold the report or JSON.
-    say("note", f"wrote {pluralize(len(written), 'file')} to {shorten(folder)}; README.md says how to start the job")
+    say("note", f"wrote {pluralize(len(written), 'file')} to {shorten(folder)}; README.md shows how to start the job")
     if kept := [path.stem for path in written if path.suffix == ".new"]:
         say("note", f"kept {join_words(kept, 'and')}, which you changed: the new version ends in .new")
 

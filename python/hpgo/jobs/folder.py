@@ -421,7 +421,7 @@ def _check(
                 *ranks,
                 "export RANKS",
                 *_words(parts),
-                # With exit code 3, the check says why it could not run.
+                # With exit code 3, the check states why it could not run.
                 f"trap '[ $? != 3 ] || exit 0; echo \"error: {parts.title} refuses the arguments\" >&2; exit 1' ERR",
                 *parts.check,
             ]

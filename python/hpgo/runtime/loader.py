@@ -212,7 +212,7 @@ class Loader:
 
 
 class Samples:
-    """A data set in which StopIteration is an error. Whoever loops over samples would take it for their end.
+    """A data set in which StopIteration is an error. Code that loops over samples would take it for their end.
 
     >>> Samples([3, 4])[1]
     4

@@ -61,7 +61,7 @@ impl BucketUsage {
 }
 
 impl ReplicaBucket {
-    /// Returns layer sums that those of no count of the bucket go below.
+    /// Returns layer sums that no count of the bucket goes below.
     pub(super) fn totals<'t>(&self, task: &'t Subproblem<'_>) -> &'t Totals {
         if self.is_joined { task.least_totals(self.totals_index) } else { &task.totals[self.totals_index as usize] }
     }
