@@ -375,7 +375,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 {"schedule": SCHEDULE, "stages": [(["a"], [0]), (["b"], [1])], "pipeline_micro_batch_size": 1,
                  "global_batch_size": 4, "nodes": [2], "boundary_tensors": [[BoundaryTensor("a")]], "recompute": False,
                  "shard_optimizer": False, "gpus_per_device": 1, "costs": hpgo.Costs(),
-                 "samples_by_replica": [[1], [1]]},
+                 "samples_by_replica": [[1], [1]], "zero_stage": 1},
             ),
             "estimate": (
                 hpgo.estimate,
@@ -442,7 +442,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Profile.without_tied_weights": (PROFILE.without_tied_weights, {}),
             "Profile.networkx": (PROFILE.networkx, {}),
             "MemoryModel.preset": (
-                hpgo.MemoryModel.preset, {"name": "adam-bf16", "shard_optimizer": False, "reserved_bytes": 0.0},
+                hpgo.MemoryModel.preset,
+                {"name": "adam-bf16", "shard_optimizer": False, "reserved_bytes": 0.0, "zero_stage": 0},
             ),
             "Costs.of_stages": (hpgo.Costs.of_stages, {"stages": PLAN.stages}),
             "PipelineLayout.from_text": (hpgo.PipelineLayout.from_text, {"text": "Et|(tt|)*2tL"}),

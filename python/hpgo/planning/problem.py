@@ -59,10 +59,12 @@ class MemoryModel:
     each stage of the pipeline the lowest from 1 on that fits with the fewest micro-batches in flight."""
 
     def __post_init__(self) -> None:
-        # Each field implies the other, so that all readers find what they look for in either of them.
-        if self.shard_optimizer is True and self.zero_stage == 0:
+        # Each field implies the other, so that all readers find what they look for in either of them. What is neither a
+        # number nor a text is an error of the problem that gets it.
+        is_stage = isinstance(self.zero_stage, (int, str))
+        if is_stage and self.shard_optimizer is True and self.zero_stage == 0:
             object.__setattr__(self, "zero_stage", 1)
-        elif self.shard_optimizer is False and self.zero_stage != 0:
+        elif is_stage and self.shard_optimizer is False and self.zero_stage != 0:
             object.__setattr__(self, "shard_optimizer", True)
 
     @property
@@ -361,7 +363,7 @@ def _pipeline_micro_batch_sizes(
 def _checked(given: MemoryModel | OptimizerName | None, cluster: Cluster) -> MemoryModel:
     memory = MemoryModel.preset(given) if isinstance(given, str) else MemoryModel() if given is None else given
     check_is("memory", memory, MemoryModel, "use the name of an optimizer, like `adam-bf16`, or a `hpgo.MemoryModel`")
-    if memory.zero_stage != "auto":
+    if not (isinstance(memory.zero_stage, str) and memory.zero_stage == "auto"):
         check_int("zero_stage", memory.zero_stage, minimum=0, maximum=3)
     check_flag("shard_optimizer", memory.shard_optimizer)
     if isinstance(memory.reserved_bytes, str):

@@ -346,7 +346,7 @@ def program(
                 again,
             )
             for (layers, devices), crossing, again, samples in zip(
-                parts, given, recomputing, samples_by_replica or [()] * len(parts), strict=False
+                parts, given, recomputing, _samples(samples_by_replica, len(parts)), strict=False
             )
         ),
         pipeline_micro_batch_size=pipeline_micro_batch_size,
@@ -357,6 +357,18 @@ def program(
         costs=costs,
         zero_stage=check_int("zero_stage", zero_stage, minimum=0, maximum=3),
     )
+
+
+def _samples(given: object, count: int) -> list[tuple[int, ...]]:
+    """Return the samples of each replica of `count` stages, none where a stage divides its micro-batch evenly."""
+    name = "samples_by_replica"
+    listed = [tuple(check_int(name, one) for one in check_list(name, samples)) for samples in check_list(name, given)]
+    if listed and len(listed) != count:
+        raise ArgumentError(
+            f"{name} has {pluralize(len(listed), 'list')}, but there are {pluralize(count, 'stage')}",
+            "give one list for each stage, or none",
+        )
+    return listed or [()] * count
 
 
 def _each(name: str, given: object, count: int) -> list[bool]:
