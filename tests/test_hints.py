@@ -585,6 +585,7 @@ def test_a_misspelt_name_in_a_file_of_pipeedge_is_refused_beside_the_one_that_is
         ("plan bert-48 --equal-shares", "did you mean `--even-split`?"),
         ("plan llama-3-8b --seq 4096", "did you mean `hpgo llm plan`?"),
         ("run plan.json --emulate", "did you mean `hpgo emulate`?"),
+        ("llm plan llama-3-8b --seq 4096", "did you mean `--seq-length`?"),
         *(
             (
                 f"{typed} {quiet}",

@@ -174,7 +174,9 @@ def _nearest_option(error: click.ClickException) -> str:
         alone = "; `--json` prints the result alone" if "--json" in options else ""
         return f"progress is shown on a terminal only, so no option is needed to hide it{alone}"
     begun = [name for name in options if error.option_name.startswith("--") and name.startswith(error.option_name)]
-    former = (_FORMER_OPTIONS.get(key, "") for key in (error.option_name, f"{error.ctx.info_name} {error.option_name}"))
+    # `hpgo llm plan` has options that `hpgo plan` had, so the whole name of the command counts.
+    command = error.ctx.command_path.partition(" ")[2]
+    former = (_FORMER_OPTIONS.get(key, "") for key in (error.option_name, f"{command} {error.option_name}"))
     if current := next((name for name in former if name in options or name.startswith("hpgo ")), ""):
         return f"did you mean `{current}`?"
     if own := own_option(error.option_name, options):
